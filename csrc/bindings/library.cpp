@@ -1,0 +1,68 @@
+// Every operator of dspark_ext, one schema each. The meaning of each argument (shape, dtype, units)
+// stands in the docstring of the Python function of the same name; the implementation in
+// csrc/ops/<family>/op.cpp registers itself for its dispatch key.
+//
+// A functional form allocates its outputs; the overload `.out` writes into the caller's. Nothing else
+// is mutated.
+#include <torch/csrc/stable/library.h>
+
+// clang-format off
+STABLE_TORCH_LIBRARY(dspark_ext, m) {
+    // sampling: target law, draws, rejection sampling (csrc/ops/sampling)
+    m.def("rejection_sample("
+          "Tensor target_logits, Tensor draft_token_ids, Tensor? draft_logits, Tensor? draft_probs, "
+          "Tensor query_start_loc, str method, Tensor temperature, Tensor? draft_temperature, "
+          "Tensor? top_k, Tensor? top_p, Tensor? min_p, Tensor seeds, Tensor positions, "
+          "Tensor? synthetic_acceptance_rates, Tensor? uniforms, bool return_logprobs) -> "
+          "(Tensor token_ids, Tensor num_accepted, Tensor num_emitted, Tensor last_token, "
+          "Tensor status, Tensor logprobs)");
+    m.def("rejection_sample.out("
+          "Tensor target_logits, Tensor draft_token_ids, Tensor? draft_logits, Tensor? draft_probs, "
+          "Tensor query_start_loc, str method, Tensor temperature, Tensor? draft_temperature, "
+          "Tensor? top_k, Tensor? top_p, Tensor? min_p, Tensor seeds, Tensor positions, "
+          "Tensor? synthetic_acceptance_rates, Tensor? uniforms, *, "
+          "Tensor(a!) token_ids, Tensor(b!) num_accepted, Tensor(c!) num_emitted, "
+          "Tensor(d!) last_token, Tensor(e!) status, Tensor(f!)? logprobs) -> ()");
+    m.def("target_probs(Tensor logits, Tensor temperature, Tensor? top_k, Tensor? top_p, "
+          "Tensor? min_p) -> Tensor");
+    m.def("target_probs.out(Tensor logits, Tensor temperature, Tensor? top_k, Tensor? top_p, "
+          "Tensor? min_p, *, Tensor(a!) probs) -> ()");
+    m.def("sample(Tensor logits, Tensor temperature, Tensor? top_k, Tensor? top_p, Tensor? min_p, "
+          "Tensor seeds, Tensor positions, str stream, Tensor? uniforms) -> "
+          "(Tensor ids, Tensor logprobs)");
+    m.def("sample.out(Tensor logits, Tensor temperature, Tensor? top_k, Tensor? top_p, "
+          "Tensor? min_p, Tensor seeds, Tensor positions, str stream, Tensor? uniforms, *, "
+          "Tensor(a!) ids, Tensor(b!) logprobs) -> ()");
+    m.def("block_acceptance("
+          "Tensor target_logits, Tensor draft_token_ids, Tensor? draft_logits, Tensor? draft_probs, "
+          "Tensor query_start_loc, Tensor temperature, Tensor? draft_temperature, Tensor? top_k, "
+          "Tensor? top_p, Tensor? min_p) -> "
+          "(Tensor prefix_prob, Tensor residual_mass, Tensor accept_prob)");
+
+    // verify: how much of each draft to verify, the ragged batch, what is kept (csrc/ops/verify)
+    m.def("schedule(Tensor confidence, str mode, Tensor? capacity, Tensor? cost, float threshold, "
+          "int num_drafts, int min_drafts, int max_rows, int num_other_rows) -> "
+          "(Tensor verify_lens, Tensor query_start_loc, Tensor num_rows, Tensor expected_tokens)");
+    m.def("pack(Tensor anchor, Tensor draft_token_ids, Tensor seq_lens, Tensor verify_lens, "
+          "Tensor query_start_loc, int max_rows, Tensor? block_table, int block_size) -> "
+          "(Tensor input_ids, Tensor positions, Tensor request_ids, Tensor slot_mapping)");
+    m.def("commit(Tensor num_emitted, Tensor last_token, Tensor seq_lens, Tensor query_start_loc, "
+          "int num_rows) -> "
+          "(Tensor seq_lens, Tensor anchor, Tensor row_kept)");
+    m.def("accumulate_stats(Tensor verify_lens, Tensor num_accepted, Tensor request_ids, "
+          "Tensor(a!) steps, Tensor(b!) verified, Tensor(c!) accepted, Tensor(d!) histogram) -> ()");
+
+    // draft: Markov block sampling, confidences (csrc/ops/draft)
+    m.def("markov_sample(Tensor base_logits, Tensor anchor, Tensor w1, Tensor w2, str method, "
+          "Tensor temperature, Tensor seeds, Tensor positions, Tensor? d2t, int num_drafts, "
+          "int vocab_size, bool exact) -> (Tensor token_ids, Tensor logits, Tensor prev_embed)");
+    m.def("confidence(Tensor hidden, Tensor prev_embed, Tensor weight, Tensor? bias, "
+          "Tensor? temperatures) -> Tensor");
+
+    // linear, attention: row-invariant building blocks for decoding on a CPU (csrc/ops/linear, attention)
+    m.def("pack_linear(Tensor weight) -> Tensor");
+    m.def("linear(Tensor x, Tensor packed_weight, Tensor? bias, int out_features) -> Tensor");
+    m.def("attention(Tensor query, Tensor key_cache, Tensor value_cache, Tensor slots, "
+          "Tensor key_start, Tensor key_end, float scale) -> Tensor");
+}
+// clang-format on

@@ -1,0 +1,5 @@
+"""Lossless DSpark speculative decoding as one PyTorch extension."""
+
+import torch  # noqa: F401  (loads the libraries that _C links against)
+
+from . import _C  # registers torch.ops.dspark_ext
