@@ -2,4 +2,4 @@
 
 import torch  # noqa: F401  (loads the libraries that _C links against)
 
-from . import _C  # registers torch.ops.dspark_ext
+from . import _C, _fake  # _C registers torch.ops.dspark_ext

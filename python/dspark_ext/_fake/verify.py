@@ -1,0 +1,1 @@
+"""Fake kernels of the verify family."""
