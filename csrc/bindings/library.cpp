@@ -64,5 +64,11 @@ STABLE_TORCH_LIBRARY(dspark_ext, m) {
     m.def("linear(Tensor x, Tensor packed_weight, Tensor? bias, int out_features) -> Tensor");
     m.def("attention(Tensor query, Tensor key_cache, Tensor value_cache, Tensor slots, "
           "Tensor key_start, Tensor key_end, float scale) -> Tensor");
+
+    // decoder: what lies between the linears of a decoder layer, row-invariant too (csrc/ops/decoder)
+    m.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor");
+    m.def("silu_mul(Tensor gate_up) -> Tensor");
+    m.def("rope_store(Tensor qkv, Tensor cos, Tensor sin, Tensor positions, Tensor slots, "
+          "Tensor(a!) key_cache, Tensor(b!) value_cache, int num_heads) -> Tensor");
 }
 // clang-format on

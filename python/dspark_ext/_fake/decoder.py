@@ -1,0 +1,18 @@
+"""Fake kernels of the decoder family."""
+
+import torch
+
+
+@torch.library.register_fake("dspark_ext::rms_norm")
+def _(x, weight, eps):
+    return torch.empty_like(x)
+
+
+@torch.library.register_fake("dspark_ext::silu_mul")
+def _(gate_up):
+    return gate_up.new_empty(gate_up.shape[0], gate_up.shape[1] // 2)
+
+
+@torch.library.register_fake("dspark_ext::rope_store")
+def _(qkv, cos, sin, positions, slots, key_cache, value_cache, num_heads):
+    return qkv.new_empty(qkv.shape[0], num_heads, qkv.shape[2])
