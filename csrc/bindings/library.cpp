@@ -68,7 +68,10 @@ STABLE_TORCH_LIBRARY(dspark_ext, m) {
     // decoder: what lies between the linears of a decoder layer, row-invariant too (csrc/ops/decoder)
     m.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor");
     m.def("silu_mul(Tensor gate_up) -> Tensor");
+    m.def("routed_silu_mul(Tensor gate_up, Tensor router_logits, Tensor router_bias, "
+          "int expert_size, int top_k, float scaling, float limit) -> Tensor");
     m.def("rope_store(Tensor qkv, Tensor cos, Tensor sin, Tensor positions, Tensor slots, "
-          "Tensor(a!) key_cache, Tensor(b!) value_cache, int num_heads) -> Tensor");
+          "Tensor(a!) key_cache, Tensor(b!) value_cache, int num_heads, Tensor? query_norm, "
+          "Tensor? key_norm, float eps) -> Tensor");
 }
 // clang-format on

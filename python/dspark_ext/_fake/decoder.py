@@ -13,6 +13,11 @@ def _(gate_up):
     return gate_up.new_empty(gate_up.shape[0], gate_up.shape[1] // 2)
 
 
+@torch.library.register_fake("dspark_ext::routed_silu_mul")
+def _(gate_up, router_logits, router_bias, expert_size, top_k, scaling, limit):
+    return gate_up.new_empty(gate_up.shape[0], gate_up.shape[1] // 2)
+
+
 @torch.library.register_fake("dspark_ext::rope_store")
-def _(qkv, cos, sin, positions, slots, key_cache, value_cache, num_heads):
+def _(qkv, cos, sin, positions, slots, key_cache, value_cache, num_heads, query_norm, key_norm, eps):
     return qkv.new_empty(qkv.shape[0], num_heads, qkv.shape[2])
