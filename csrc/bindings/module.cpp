@@ -1,11 +1,62 @@
 // Host-side queries only; tensors go through torch.ops.
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <array>
+#include <cstdint>
+#include <vector>
 
 #include "backends/cpu/isa.h"
+#include "ops/sampling/cpu.h"
 
 namespace py = pybind11;
+
+namespace {
+
+// Single evaluations of docs/numerics.md, so that tests can compare them with known answers.
+void define_numerics(py::module_& m) {
+    m.def("exp2_nonpositive", [](float z) {
+        float out;
+        DSPARK_CPU_DISPATCH(evaluate_exp2_nonpositive, &z, &out, 1);
+        return out;
+    });
+    m.def(
+        "exp2_nonpositive",
+        [](const std::vector<float>& z) {
+            std::vector<float> out(z.size());
+            DSPARK_CPU_DISPATCH(evaluate_exp2_nonpositive, z.data(), out.data(),
+                                static_cast<int64_t>(z.size()));
+            return out;
+        },
+        "2^z in float32 for z <= 0: a number, or a list (evaluated in vectors).");
+    m.def(
+        "exp2_double", [](double z) { return DSPARK_CPU_DISPATCH(evaluate_exp2_double, z); },
+        "2^z in double for z <= 0.");
+    m.def(
+        "log2_double", [](double y) { return DSPARK_CPU_DISPATCH(evaluate_log2_double, y); },
+        "log2(y) in double for normal y > 0.");
+    m.def(
+        "uniform",
+        [](int64_t seed, int64_t position, uint32_t stream, int32_t slot) {
+            return DSPARK_CPU_DISPATCH(evaluate_uniform, seed, position, stream, slot);
+        },
+        py::arg("seed"), py::arg("position"), py::arg("stream"), py::arg("slot"),
+        "The uniform of (seed, position, stream, slot); streams: 0 draft, 1 accept, 2 resample, "
+        "3 synthetic.");
+    m.def(
+        "philox4x32",
+        [](const std::array<uint32_t, 4>& counter, const std::array<uint32_t, 2>& key) {
+            std::array<uint32_t, 4> out;
+            DSPARK_CPU_DISPATCH(evaluate_philox4x32, counter.data(), key.data(), out.data());
+            return out;
+        },
+        py::arg("counter"), py::arg("key"), "One Philox4x32-10 block.");
+}
+
+}  // namespace
 
 PYBIND11_MODULE(_C, m) {
     m.def("cpu_isa", [] { return dspark::cpu::isa_name(dspark::cpu::active_isa()); },
           "Instruction set the CPU backend runs on: 'avx512', 'avx2' or 'baseline'.");
+    define_numerics(m);
 }

@@ -1,0 +1,115 @@
+// Argument checks shared by every op.cpp. A failed check names the op, the argument, what was
+// expected and what came:
+//     dspark_ext.rejection_sample: draft_token_ids: expected shape [B=3, K], got [4, 5]
+#pragma once
+
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/ScalarType.h>
+
+#include <cstdint>
+#include <initializer_list>
+#include <stdexcept>
+#include <string>
+
+namespace dspark::host {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+[[noreturn]] inline void fail(const char* op, const char* argument, const std::string& message) {
+    throw std::runtime_error(std::string("dspark_ext.") + op + ": " + argument + ": " + message);
+}
+
+inline const char* dtype_name(ScalarType dtype) {
+    switch (dtype) {
+        case ScalarType::Float: return "float32";
+        case ScalarType::Double: return "float64";
+        case ScalarType::Half: return "float16";
+        case ScalarType::BFloat16: return "bfloat16";
+        case ScalarType::Int: return "int32";
+        case ScalarType::Long: return "int64";
+        case ScalarType::Short: return "int16";
+        case ScalarType::Char: return "int8";
+        case ScalarType::Byte: return "uint8";
+        case ScalarType::Bool: return "bool";
+        default: return torch::headeronly::toString(dtype);
+    }
+}
+
+inline std::string shape_text(const Tensor& tensor) {
+    std::string text = "[";
+    for (int64_t i = 0; i < tensor.dim(); ++i) {
+        text += (i == 0 ? "" : ", ") + std::to_string(tensor.size(i));
+    }
+    return text + "]";
+}
+
+// One dimension of an expected shape: its letter and its size, or kAnySize.
+constexpr int64_t kAnySize = -1;
+struct Dim {
+    const char* name;
+    int64_t size = kAnySize;
+};
+
+// Checks of one argument, to be chained:
+//     Arg("sample", "seeds", seeds).on_cpu().dtype({ScalarType::Long}).shape({{"N", rows}}).dense();
+class Arg {
+public:
+    Arg(const char* op, const char* name, const Tensor& tensor)
+        : op_(op), name_(name), tensor_(tensor) {}
+
+    const Arg& on_cpu() const {
+        if (!tensor_.is_cpu()) fail(op_, name_, "expected a tensor on the CPU");
+        return *this;
+    }
+
+    const Arg& dtype(std::initializer_list<ScalarType> allowed) const {
+        const ScalarType got = tensor_.scalar_type();
+        std::string expected;
+        for (ScalarType candidate : allowed) {
+            if (candidate == got) return *this;
+            expected += std::string(expected.empty() ? "" : " or ") + dtype_name(candidate);
+        }
+        fail(op_, name_, "expected dtype " + expected + ", got " + dtype_name(got));
+    }
+
+    const Arg& shape(std::initializer_list<Dim> expected) const {
+        bool same = tensor_.dim() == static_cast<int64_t>(expected.size());
+        std::string text = "[";
+        int64_t i = 0;
+        for (const Dim& dim : expected) {
+            text += std::string(i == 0 ? "" : ", ") + dim.name;
+            if (dim.size != kAnySize) {
+                text += "=" + std::to_string(dim.size);
+                same = same && tensor_.size(i) == dim.size;
+            }
+            ++i;
+        }
+        if (!same) fail(op_, name_, "expected shape " + text + "], got " + shape_text(tensor_));
+        return *this;
+    }
+
+    // Row-major without gaps.
+    const Arg& dense() const {
+        if (!tensor_.is_contiguous()) fail(op_, name_, "expected a contiguous tensor");
+        return *this;
+    }
+
+    // Elements of the last dimension next to each other; the other strides are free.
+    const Arg& dense_rows() const {
+        const int64_t last = tensor_.dim() - 1;
+        if (tensor_.size(last) > 1 && tensor_.stride(last) != 1) {
+            fail(op_, name_,
+                 "expected the last dimension to be contiguous, got stride " +
+                     std::to_string(tensor_.stride(last)) + "; call .contiguous() first");
+        }
+        return *this;
+    }
+
+private:
+    const char* op_;
+    const char* name_;
+    const Tensor& tensor_;
+};
+
+}  // namespace dspark::host

@@ -1,0 +1,14 @@
+// The CPU kernels of the sampling family, declared once per instruction set.
+#pragma once
+
+#include <cstdint>
+
+#include "backends/cpu/isa.h"
+
+// Single evaluations of docs/numerics.md sections 2 and 5, for known-answer tests.
+DSPARK_CPU_DECLARE(void evaluate_exp2_nonpositive(const float* z, float* out, int64_t count);
+                   double evaluate_exp2_double(double z); double evaluate_log2_double(double y);
+                   double evaluate_uniform(int64_t seed, int64_t position, uint32_t stream,
+                                           int32_t slot);
+                   void evaluate_philox4x32(const uint32_t* counter, const uint32_t* key,
+                                            uint32_t* out))
