@@ -40,7 +40,7 @@ STABLE_TORCH_LIBRARY(dspark_ext, m) {
           "(Tensor prefix_prob, Tensor residual_mass, Tensor accept_prob)");
 
     // verify: how much of each draft to verify, the ragged batch, what is kept (csrc/ops/verify)
-    m.def("schedule(Tensor confidence, str mode, Tensor? capacity, Tensor? cost, float threshold, "
+    m.def("schedule(Tensor? confidence, str mode, Tensor? capacity, Tensor? cost, float threshold, "
           "int num_drafts, int min_drafts, int max_rows, int num_other_rows) -> "
           "(Tensor verify_lens, Tensor query_start_loc, Tensor num_rows, Tensor expected_tokens)");
     m.def("pack(Tensor anchor, Tensor draft_token_ids, Tensor seq_lens, Tensor verify_lens, "
@@ -48,9 +48,9 @@ STABLE_TORCH_LIBRARY(dspark_ext, m) {
           "(Tensor input_ids, Tensor positions, Tensor request_ids, Tensor slot_mapping)");
     m.def("commit(Tensor num_emitted, Tensor last_token, Tensor seq_lens, Tensor query_start_loc, "
           "int num_rows) -> "
-          "(Tensor seq_lens, Tensor anchor, Tensor row_kept)");
-    m.def("accumulate_stats(Tensor verify_lens, Tensor num_accepted, Tensor request_ids, "
-          "Tensor(a!) steps, Tensor(b!) verified, Tensor(c!) accepted, Tensor(d!) histogram) -> ()");
+          "(Tensor new_seq_lens, Tensor anchor, Tensor row_kept, Tensor num_rejected)");
+    m.def("accumulate_stats(Tensor verify_lens, Tensor num_accepted, Tensor? request_ids, "
+          "Tensor(a!) verified, Tensor(b!) reached, Tensor(c!) histogram) -> ()");
 
     // draft: Markov block sampling, confidences (csrc/ops/draft)
     m.def("markov_sample(Tensor base_logits, Tensor anchor, Tensor w1, Tensor w2, str method, "

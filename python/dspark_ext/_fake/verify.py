@@ -1,1 +1,52 @@
 """Fake kernels of the verify family."""
+
+import torch
+
+
+@torch.library.register_fake("dspark_ext::schedule")
+def _schedule(
+    confidence, mode, capacity, cost, threshold, num_drafts, min_drafts, max_rows, num_other_rows
+):
+    like = confidence if confidence is not None else capacity
+    batch = like.shape[0]
+    return (
+        like.new_empty((batch,), dtype=torch.int32),
+        like.new_empty((batch + 1,), dtype=torch.int32),
+        like.new_empty((), dtype=torch.int32),
+        like.new_empty((), dtype=torch.float32),
+    )
+
+
+@torch.library.register_fake("dspark_ext::pack")
+def _pack(
+    anchor,
+    draft_token_ids,
+    seq_lens,
+    verify_lens,
+    query_start_loc,
+    max_rows,
+    block_table,
+    block_size,
+):
+    return (
+        anchor.new_empty((max_rows,), dtype=torch.int64),
+        anchor.new_empty((max_rows,), dtype=torch.int64),
+        anchor.new_empty((max_rows,), dtype=torch.int32),
+        anchor.new_empty((max_rows,), dtype=torch.int64),
+    )
+
+
+@torch.library.register_fake("dspark_ext::commit")
+def _commit(num_emitted, last_token, seq_lens, query_start_loc, num_rows):
+    batch = seq_lens.shape[0]
+    return (
+        seq_lens.new_empty((batch,), dtype=torch.int64),
+        seq_lens.new_empty((batch,), dtype=torch.int64),
+        seq_lens.new_empty((num_rows,), dtype=torch.bool),
+        seq_lens.new_empty((batch,), dtype=torch.int32),
+    )
+
+
+@torch.library.register_fake("dspark_ext::accumulate_stats")
+def _accumulate_stats(verify_lens, num_accepted, request_ids, verified, reached, histogram):
+    return None
