@@ -1,0 +1,21 @@
+"""Shared by all tests: `tests/` is on sys.path, so `lawkit` and `kit` can be imported."""
+
+import numpy as np
+import pytest
+import torch
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(20240310)
+
+
+@pytest.fixture
+def generator() -> torch.Generator:
+    return torch.Generator().manual_seed(20240310)
+
+
+def pytest_report_header(config) -> str:
+    import dspark_ext
+
+    return f"dspark_ext: CPU instruction set {dspark_ext._C.cpu_isa()}, torch {torch.__version__}"
