@@ -18,12 +18,16 @@ def name(dtype: torch.dtype) -> str:
 
 def log_rows(rows) -> torch.Tensor:
     """Probabilities (nested lists, fractions) -> float32 logits; zero becomes -inf."""
-    return torch.tensor([[float(p) for p in row] for row in rows], dtype=torch.float64).log().float()
+    return (
+        torch.tensor([[float(p) for p in row] for row in rows], dtype=torch.float64).log().float()
+    )
 
 
 def starts(num_drafts) -> torch.Tensor:
     """query_start_loc of requests with these numbers of drafts."""
-    return torch.tensor(list(itertools.accumulate([n + 1 for n in num_drafts], initial=0)), dtype=torch.int32)
+    return torch.tensor(
+        list(itertools.accumulate([n + 1 for n in num_drafts], initial=0)), dtype=torch.int32
+    )
 
 
 def repeat(rows: torch.Tensor, batch: int) -> torch.Tensor:
@@ -32,7 +36,7 @@ def repeat(rows: torch.Tensor, batch: int) -> torch.Tensor:
 
 
 def verify(target_logits, draft_token_ids, draft_logits=None, *, num_drafts=None, **options):
-    """rejection_sample with temperature 1, seeds 0 .. B-1, positions 0 and full drafts unless given."""
+    """rejection_sample; temperature 1, seeds 0 .. B-1, positions 0, full drafts unless given."""
     ids = torch.as_tensor(draft_token_ids)
     batch, width = ids.shape
     num_drafts = [width] * batch if num_drafts is None else num_drafts

@@ -1,7 +1,7 @@
 """Laws: small exact models, exact enumeration of what verification emits, chi-square.
 
-Every chi-square test fails by chance with probability FALSE_ALARM at most (seeds are fixed, so it does
-so always or never); the suite has fewer than 200 of them, so a correct build fails one with 2e-4.
+Every chi-square test fails by chance with probability FALSE_ALARM at most (seeds are fixed, so it
+does so always or never); the suite has fewer than 200, so a correct build fails with 2e-4 at most.
 """
 
 from __future__ import annotations
@@ -49,8 +49,7 @@ def assert_law(ids, law, what: str = "") -> None:
 class Chain:
     """A target and a draft model over a tiny vocabulary, conditional on the whole prefix, exact.
 
-    `p(prefix)` and `q(prefix)` are lists of fractions; `q` is None for a deterministic drafter, whose
-    only proposal is `guess(prefix)`.
+    `p(prefix)` and `q(prefix)` are lists of fractions; with draft="onehot" every q is one at one id.
     """
 
     def __init__(self, vocab: int, num_drafts: int, draft: str = "dense", seed: int = 0):

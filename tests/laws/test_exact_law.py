@@ -26,7 +26,9 @@ NEVER = 1.0  # a uniform that no threshold exceeds
 MARGIN = 2e-6
 
 CHAINS = {
-    f"{draft},V={vocab},K={num_drafts}": Chain(vocab, num_drafts, draft, seed=7 * vocab + num_drafts)
+    f"{draft},V={vocab},K={num_drafts}": Chain(
+        vocab, num_drafts, draft, seed=7 * vocab + num_drafts
+    )
     for draft in ("dense", "onehot")
     for vocab in (2, 3)
     for num_drafts in range(5)
@@ -52,7 +54,11 @@ def op_inputs(chain: Chain, paths, source: str = "logits"):
         return target, ids, {}
     rows = [chain.q(x[:i]) for x in paths for i in range(k)]
     draft = log_rows(rows).reshape(len(paths), k, chain.vocab)
-    return target, ids, {"draft_logits": draft} if source == "logits" else {"draft_probs": draft.exp()}
+    return (
+        target,
+        ids,
+        {"draft_logits": draft} if source == "logits" else {"draft_probs": draft.exp()},
+    )
 
 
 def op_accept_prob(target, ids, draft):
@@ -182,7 +188,7 @@ def test_token_decisions_switch_at_p_over_q(chain, source):
 @pytest.mark.parametrize("chain", CHAINS.values(), ids=CHAINS.keys())
 @pytest.mark.parametrize("method", METHODS)
 def test_final_token_switches_at_the_rational_cdf(method, chain):
-    """Reach every tau on every path, then move the last uniform across each step of the exact CDF."""
+    """Reach every tau on every path; move the last uniform across each step of the exact CDF."""
     cases = [case for x, _ in chain.paths() for case in final_cases(method, chain, x)]
     paths = [x for x, _, _, _, _ in cases]
     target, ids, draft = op_inputs(chain, paths)

@@ -43,7 +43,7 @@ class Proposal:
 
     def is_valid(self) -> bool:
         if self.given is not None:
-            return 0 <= self.q() <= 1  # false for NaN
+            return 0 <= self.q() <= 1 + 1e-6  # false for NaN
         return self.law is None or not (self.law.has_nan or self.law.is_empty)
 
 
@@ -125,7 +125,7 @@ def block_accept(laws: list[Law], proposals: list[Proposal]):
         else:
             mass = residual_mass(laws[i], prefix, proposals[i])
             denominator = mass + (1 - prefix)
-            accept = mass / denominator if denominator != 0 else 1.0
+            accept = min(mass / denominator if denominator != 0 else 1.0, prefix)
         prefixes.append(prefix)
         masses.append(mass)
         accepts.append(accept)
@@ -152,38 +152,42 @@ def finalise(law: Law, a: float, proposal: Proposal | None, u: float) -> tuple[i
     return draw(law.weight, law.tile_totals(), u), 0
 
 
-def make_proposal(request: Request, slot: int, uses_q: bool, coefficients) -> Proposal:
+def make_proposal(request: Request, slot: int, uses_q: bool) -> Proposal:
     x = request.draft_token_ids[slot]
     q_temperature = request.draft_temperature
     q_temperature = request.temperature if q_temperature is None else q_temperature
     if uses_q and request.draft_probs is not None:
         return Proposal(x, given=np.asarray(request.draft_probs[slot], np.float32))
     if uses_q and request.draft_logits is not None and q_temperature != 0:
-        return Proposal(x, row_statistics(request.draft_logits[slot], q_temperature, coefficients))
+        return Proposal(x, row_statistics(request.draft_logits[slot], q_temperature))
     return Proposal(x)
 
 
-def collect_proposals(request: Request, uses_q: bool, coefficients) -> tuple[list[Proposal], int]:
+def collect_proposals(
+    request: Request, laws: list[Law], uses_q: bool
+) -> tuple[list[Proposal], int]:
     """The slots before the first one without a proposal, and the status that slot sets."""
     size, proposals = len(request.target_rows[0]), []
     for slot, x in enumerate(request.draft_token_ids):
         if not 0 <= x < size:
             return proposals, INVALID_ID if x != -1 else 0
-        proposal = make_proposal(request, slot, uses_q, coefficients)
+        if row_status(laws[slot]):
+            return proposals, row_status(laws[slot])
+        proposal = make_proposal(request, slot, uses_q)
         if not proposal.is_valid():
             return proposals, BAD_DRAFT
         proposals.append(proposal)
     return proposals, 0
 
 
-def rejection_sample(request: Request, method: str, coefficients) -> Outcome:
-    """`method`: block, token, greedy, synthetic; `coefficients`: of numerics.exp2_nonpositive."""
+def rejection_sample(request: Request, method: str) -> Outcome:
+    """`method`: block, token, greedy or synthetic."""
     temperature = 0.0 if method == "greedy" else request.temperature
     greedy = temperature == 0
-    proposals, cut_status = collect_proposals(request, not greedy, coefficients)
-    n = len(proposals)
-    laws = [row_statistics(row, temperature, coefficients) for row in request.target_rows[: n + 1]]
+    laws = [row_statistics(row, temperature) for row in request.target_rows]
     laws = [filter_cut(law, request.top_k, request.top_p, request.min_p) for law in laws]
+    proposals, cut_status = collect_proposals(request, laws, not greedy)
+    n = len(proposals)
 
     stream = "synthetic" if method == "synthetic" else "accept"
     if request.uniforms is not None:
@@ -197,19 +201,15 @@ def rejection_sample(request: Request, method: str, coefficients) -> Outcome:
         prefixes, _, accepts = block_accept(laws, proposals)
         tau = max([i + 1 for i in range(n) if accept_draws[i] < accepts[i]], default=0)
         prefix = prefixes[tau - 1] if tau else 1.0
-        looked_at = n
     else:
         tau = 0
         while tau < n and accepts_next(method, greedy, laws, proposals, request, tau, accept_draws):
             tau += 1
-        looked_at = tau
     if final_draw is None:
         final_draw = uniform(request.seed, request.position + tau, "resample")
 
     out = Outcome([proposal.token_id for proposal in proposals[:tau]])
-    for law in laws[: looked_at + 1]:
-        out.status |= row_status(law)
-    out.status |= cut_status if looked_at == n else 0
+    out.status |= row_status(laws[tau]) | (cut_status if tau == n else 0)
     token, status = finalise(laws[tau], prefix, proposals[tau] if tau < n else None, final_draw)
     out.token_ids.append(token)
     out.status |= status
@@ -219,8 +219,6 @@ def rejection_sample(request: Request, method: str, coefficients) -> Outcome:
 
 def accepts_next(method, greedy, laws, proposals, request, i, draws) -> bool:
     law, proposal = laws[i], proposals[i]
-    if law.is_empty:
-        return False
     if method == "synthetic":
         return draws[i] < request.rates[i]
     if greedy:

@@ -26,6 +26,18 @@ LOG2_E = 1 / LN2
 EXP2_DOUBLE = [float(LN2**k / math.factorial(k)) for k in range(14)]
 LOG2_DOUBLE = [float(2 / (LN2 * (2 * j + 1))) for j in range(12)]
 SQRT_HALF = math.sqrt(0.5)
+EXP2_FLOAT = [  # of f^6 .. f^0, float32
+    float.fromhex(text)
+    for text in (
+        "0x1.4868a2p-13",
+        "0x1.5fcd4ep-10",
+        "0x1.3b2414p-7",
+        "0x1.c6ad14p-5",
+        "0x1.ebfbeap-3",
+        "0x1.62e434p-1",
+        "0x1p+0",
+    )
+]
 
 
 # --- section 2: elementary functions -------------------------------------------------------------
@@ -47,15 +59,15 @@ def fma64(a: float, b: float, c: float) -> float:
     return float(Fraction(a) * Fraction(b) + Fraction(c))
 
 
-def exp2_nonpositive(z, coefficients):
-    """float32 2^z for z <= 0; `coefficients` of f^6 .. f^1, the constant term is 1."""
+def exp2_nonpositive(z):
+    """float32 2^z for z <= 0."""
     z = np.asarray(z, np.float32)
     small = z < -125
     z = np.where(small, np.float32(0), z)
     n = np.rint(z)
     f = z - n
-    p = np.full(z.shape, coefficients[0], np.float32)
-    for coefficient in [*coefficients[1:], 1.0]:
+    p = np.full(z.shape, EXP2_FLOAT[0], np.float32)
+    for coefficient in EXP2_FLOAT[1:]:
         p = fma32(p, f, np.float32(coefficient))
     return np.where(small, np.float32(0), np.ldexp(p, n.astype(np.int32)))
 
@@ -178,7 +190,7 @@ def row_total(weight, tile_scale) -> float:
     return add_in_order(s * e for s, e in zip(sums, tile_scale))
 
 
-def row_statistics(logits, temperature, coefficients) -> Law:
+def row_statistics(logits, temperature) -> Law:
     """The unfiltered law; a one-hot at the argmax if `temperature` is 0."""
     x, has_nan = read_row(logits)
     maximum, is_empty = float(x.max()), bool(x.max() == -np.inf)
@@ -196,7 +208,7 @@ def row_statistics(logits, temperature, coefficients) -> Law:
             tile_scale.append(0.0)
             continue
         with np.errstate(over="ignore"):
-            w = exp2_nonpositive((x[t] - top) * np.float32(c), coefficients)
+            w = exp2_nonpositive((x[t] - top) * np.float32(c))
         weight[t] = np.where(x[t] == -np.inf, np.float32(0), w)
         tile_scale.append(exp2_double((float(top) - maximum) * c))
     total = row_total(weight, tile_scale)

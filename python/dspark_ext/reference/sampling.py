@@ -108,7 +108,8 @@ def block_accept(rows: list[Row], proposals: list[Proposal]) -> tuple[list, list
         mass, accept = 0.0, prefix
         if i < n:
             mass = residual_mass(rows[i], proposals[i], prefix)
-            accept = mass / (mass + 1 - prefix) if mass + 1 - prefix > 0 else 1.0
+            rest = mass + (1 - prefix)
+            accept = min(prefix, mass / rest) if rest > 0 else prefix
         prefixes.append(prefix)
         masses.append(mass)
         accepts.append(accept)
@@ -132,17 +133,19 @@ def finalise(row: Row, proposal: Proposal | None, a: float, u: float) -> tuple[i
 
 
 def read_proposals(
-    ids, draft_logits, draft_probs, temperature, vocab
+    ids, rows, draft_logits, draft_probs, temperature, vocab
 ) -> tuple[list[Proposal], int]:
     """The slots up to the first without a usable proposal, and the status which that slot sets."""
     proposals = []
     for slot, token_id in enumerate(ids.tolist()):
         if not 0 <= token_id < vocab:
             return proposals, 0 if token_id == -1 else INVALID_ID
+        if rows[slot].status:
+            return proposals, rows[slot].status
         probs = None
         if draft_probs is not None:
             probs = widen_draft(draft_probs[slot].double(), vocab)
-            if not 0 <= float(probs[token_id]) <= 1:  # NaN too
+            if not 0 <= float(probs[token_id]) <= 1 + 1e-6:  # NaN too
                 return proposals, BAD_DRAFT
             probs = torch.where(probs > 0, probs, 0.0)
         elif draft_logits is not None and temperature != 0:
@@ -159,27 +162,25 @@ def widen_draft(probs: Tensor, vocab: int) -> Tensor:
     return torch.cat([probs, probs.new_zeros(vocab - len(probs))])
 
 
-def accepted_length(request: Request, method: str, rates, accept_draw) -> tuple[int, float, int]:
-    """(accepted drafts tau, prefix probability at tau, number of slots that were looked at)."""
+def accepted_length(request: Request, method: str, rates, accept_draw) -> tuple[int, float]:
+    """(accepted drafts tau, prefix probability at tau)."""
     rows, proposals = request.rows, request.proposals
     n = len(proposals)
     if method == "block" and not request.greedy:
         prefixes, _, accepts = block_accept(rows, proposals)
         tau = max((i for i in range(1, n + 1) if accept_draw(i - 1) < accepts[i - 1]), default=0)
-        return tau, prefixes[tau - 1] if tau else 1.0, n
+        return tau, prefixes[tau - 1] if tau else 1.0
     for i, proposal in enumerate(proposals):
         p = float(rows[i].probs[proposal.token_id])
-        if rows[i].status & EMPTY_ROW:
-            accepted = False
-        elif method == "synthetic":
+        if method == "synthetic":
             accepted = accept_draw(i) < rates[i]
         elif request.greedy:
             accepted = p == 1
         else:
             accepted = token_accept(p, proposal.q(), accept_draw(i))
         if not accepted:
-            return i, 1.0, i
-    return n, 1.0, n
+            return i, 1.0
+    return n, 1.0
 
 
 def verify_request(
@@ -187,12 +188,11 @@ def verify_request(
 ) -> tuple[list, int]:
     """(emitted ids, status). `accept_draw(i)` and `final_draw(tau)` give the uniforms."""
     rows, proposals = request.rows, request.proposals
-    tau, prefix, looked_at = accepted_length(request, method, rates, accept_draw)
+    tau, prefix = accepted_length(request, method, rates, accept_draw)
     rejected = proposals[tau] if tau < len(proposals) and not request.greedy else None
     token, status = finalise(rows[tau], rejected, prefix, final_draw(tau))
-    for row in rows[: looked_at + 1]:
-        status |= row.status
-    if looked_at == len(proposals):
+    status |= rows[tau].status
+    if tau == len(proposals):
         status |= request.cut_status
     return [proposal.token_id for proposal in proposals[:tau]] + [token], status
 
@@ -238,16 +238,17 @@ def read_requests(
     for b, (t, draft_t, k, p, m) in enumerate(params):
         ids = draft_token_ids[b, : bounds[b + 1] - bounds[b] - 1]
         uses_q = t != 0
+        logits = target_logits[bounds[b] : bounds[b + 1]]
+        rows = [filter_cut(row_statistics(row, t), k, p, m) for row in logits]
         proposals, cut_status = read_proposals(
             ids,
+            rows,
             draft_logits[b] if uses_q and draft_logits is not None else None,
             draft_probs[b] if uses_q and draft_probs is not None else None,
             draft_t,
             vocab,
         )
-        logits = target_logits[bounds[b] : bounds[b] + len(proposals) + 1]
-        rows = [filter_cut(row_statistics(row, t), k, p, m) for row in logits]
-        yield Request(rows, proposals, cut_status, t == 0)
+        yield Request(rows[: len(proposals) + 1], proposals, cut_status, t == 0)
 
 
 def rejection_sample(
