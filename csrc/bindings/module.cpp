@@ -53,10 +53,24 @@ void define_numerics(py::module_& m) {
         py::arg("counter"), py::arg("key"), "One Philox4x32-10 block.");
 }
 
+// What was compiled in, as strings fixed by CMakeLists.txt.
+py::dict build_facts() {
+    py::dict facts;
+    facts["version"] = DSPARK_VERSION;
+    facts["compiler"] = DSPARK_COMPILER;
+    facts["numerics_flags"] = DSPARK_BUILT_FLAGS;
+    facts["cpu_isas"] = DSPARK_BUILT_ISAS;
+    facts["cuda"] = DSPARK_CUDA_STATE;
+    facts["hip"] = DSPARK_HIP_STATE;
+    return facts;
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_C, m) {
-    m.def("cpu_isa", [] { return dspark::cpu::isa_name(dspark::cpu::active_isa()); },
-          "Instruction set the CPU backend runs on: 'avx512', 'avx2' or 'baseline'.");
+    m.def("build_facts", &build_facts);
+    m.def(
+        "cpu_isa", [] { return dspark::cpu::isa_name(dspark::cpu::active_isa()); },
+        "Instruction set the CPU backend runs on: 'avx512', 'avx2' or 'baseline'.");
     define_numerics(m);
 }

@@ -1,0 +1,118 @@
+"""`import dspark_ext` alone: no device touched, nothing heavy loaded, one clear line on failure."""
+
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import dspark_ext
+from dspark_ext import _load
+from dspark_ext._missing import refuse
+
+SOURCE_PATH = ":".join(filter(None, sys.path))
+
+
+def run_python(code: str, **environment: str) -> subprocess.CompletedProcess:
+    environment = {"PYTHONPATH": SOURCE_PATH, **environment}
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_imports_with_all_gpus_hidden():
+    """BR-055."""
+    code = "import dspark_ext; print(dspark_ext.build_info()['cpu']['active'])"
+    result = run_python(code, CUDA_VISIBLE_DEVICES="")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.strip() == dspark_ext.build_info()["cpu"]["active"]
+
+
+def test_import_does_not_initialise_cuda():
+    code = "import dspark_ext, torch; dspark_ext.build_info(); print(torch.cuda.is_initialized())"
+    assert run_python(code).stdout.strip() == "False"
+
+
+def test_import_adds_nothing_heavy_to_torch():
+    code = (
+        "import sys, torch; before = set(sys.modules); import dspark_ext;"
+        "print(*{m.split('.')[0] for m in set(sys.modules) - before})"
+    )
+    result = run_python(code)
+    assert result.returncode == 0, result.stderr
+    heavy = {"transformers", "gguf", "safetensors", "matplotlib", "rich", "scipy", "torchvision"}
+    assert set(result.stdout.split()) & heavy == set()
+
+
+def test_families_are_attributes():
+    code = "import dspark_ext; print(dspark_ext.sampling.__name__, dspark_ext.engine.__name__)"
+    assert run_python(code).stdout.split() == ["dspark_ext.sampling", "dspark_ext.engine"]
+
+
+def test_unknown_attribute_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = dspark_ext.nonsense
+
+
+@pytest.mark.parametrize("version", ["1.13.1", "2.9.1+cu128"])
+def test_an_older_torch_is_refused_in_one_line(version):
+    """BR-052."""
+    with pytest.raises(ImportError, match=r"built for torch >= 2.10, found torch") as caught:
+        _load.check_torch(version)
+    assert version in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("version", ["2.10.0", "2.13.0+cpu", "2.15.0a0+git1234", "3.0.0"])
+def test_a_newer_torch_is_accepted(version):
+    _load.check_torch(version)
+
+
+@pytest.mark.parametrize("damage", ["absent", "garbage"])
+def test_a_compiled_part_that_does_not_load_is_named(tmp_path, damage):
+    """BR-052: never only a mangled name."""
+    source = pathlib.Path(dspark_ext.__file__).parent
+    shutil.copytree(source, tmp_path / "dspark_ext", ignore=shutil.ignore_patterns("*.so"))
+    if damage == "garbage":
+        (tmp_path / "dspark_ext" / pathlib.Path(dspark_ext._C.__file__).name).write_bytes(
+            b"\x7fELF"
+        )
+    # -S keeps an editable install's import hook out; the search path is given in full.
+    result = subprocess.run(
+        [sys.executable, "-S", "-c", "import dspark_ext"],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{SOURCE_PATH}"},
+        capture_output=True,
+        text=True,
+    )
+    last_line = result.stderr.strip().splitlines()[-1]
+    assert "the compiled part did not load: built for torch >= 2.10" in last_line
+    assert f"found torch {torch.__version__}" in last_line
+
+
+def test_a_missing_torch_is_named_with_the_command(tmp_path):
+    source = pathlib.Path(dspark_ext.__file__).parent
+    shutil.copytree(source, tmp_path / "dspark_ext", ignore=shutil.ignore_patterns("*.so"))
+    result = subprocess.run(
+        [sys.executable, "-S", "-c", "import dspark_ext"],
+        env={"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert "torch is missing; install it with: pip install 'torch>=2.10'" in result.stderr
+
+
+def test_a_gpu_tensor_gives_an_error_that_says_what_to_do():
+    """The kernel registered for CUDA tensors; the dispatcher needs no GPU to call it."""
+    key = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
+    logits = torch.zeros(1, 8)
+    arguments = (logits, torch.ones(1), None, None, None)
+    with pytest.raises(NotImplementedError, match=r"target_probs: cuda backend not built"):
+        torch.ops.dspark_ext.target_probs.default.redispatch(key, *arguments)
+    with pytest.raises(NotImplementedError, match=r"^dspark_ext.sample: .*docs/install.md"):
+        refuse("sample.out")()
