@@ -1,0 +1,96 @@
+"""Train the demo's drafter: sample the target, train on its samples, evaluate, export.
+
+    python examples/train_drafter.py sample --out data/train
+    python examples/train_drafter.py sample --out data/held_out --held-out
+    python examples/train_drafter.py train --data data/train --held-out data/held_out --out run
+    python examples/train_drafter.py eval --data data/held_out --drafter run/drafter.safetensors
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import prompts
+import target_samples
+import torch
+from target_samples import Request
+
+TAPS = [9, 19, 29]
+TEMPERATURES = [0.0, 0.5, 0.7, 1.0]
+TEMPERATURE_WEIGHTS = [0.25, 0.10, 0.25, 0.40]
+SELF_ASKED_SHARE = 0.25
+
+
+def sample(args: argparse.Namespace) -> None:
+    from dspark_ext.demo import smollm2
+
+    model, tokenizer = smollm2.load()
+
+    def encode(text: str) -> list[int]:
+        return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    before, after = smollm2.chat_prompt("\0").split("\0")
+    prefix, suffix = encode(before), encode(after)
+    requests = held_out_requests(encode, suffix) if args.held_out else training_requests(encode, suffix, args.seed)
+    deadline = time.time() + args.minutes * 60
+    target_samples.generate(
+        model,
+        requests,
+        args.out,
+        prefix=prefix,
+        taps=TAPS,
+        end_id=tokenizer.eos_token_id,
+        answer_prefix=suffix[1:],
+        batch=args.batch,
+        max_length=args.max_length,
+        max_tokens=args.tokens,
+        seed=args.seed,
+        stop=lambda: time.time() > deadline or (args.out / "stop").exists(),
+    )
+
+
+def training_requests(encode, suffix: list[int], seed: int) -> Iterator[Request]:
+    generator = random.Random(seed)
+    greedy_seen: set[str] = set()
+    for prompt in prompts.training_prompts(seed):
+        temperature = generator.choices(TEMPERATURES, TEMPERATURE_WEIGHTS)[0]
+        if temperature and generator.random() < SELF_ASKED_SHARE:
+            yield Request([], temperature, self_asked=True)
+            continue
+        if not temperature:
+            if prompt in greedy_seen:
+                temperature = 1.0  # a greedy row would be a copy
+            greedy_seen.add(prompt)
+        yield Request(encode(prompt) + suffix, temperature, text=prompt)
+
+
+def held_out_requests(encode, suffix: list[int]) -> Iterator[Request]:
+    """Every held-out prompt greedily once and at temperature 1 twice; then the generator ends."""
+    for temperature in (0.0, 1.0, 1.0):
+        for prompt in prompts.held_out_prompts():
+            yield Request(encode(prompt) + suffix, temperature, text=prompt)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True)
+    command = commands.add_parser("sample", help="sample the target into chunks")
+    command.add_argument("--out", type=Path, required=True)
+    command.add_argument("--held-out", action="store_true", help="the evaluation prompts instead of the templates")
+    command.add_argument("--tokens", type=int, default=1_000_000)
+    command.add_argument("--minutes", type=float, default=90)
+    command.add_argument("--batch", type=int, default=128)
+    command.add_argument("--max-length", type=int, default=288)
+    command.add_argument("--seed", type=int, default=0)
+    command.set_defaults(run=sample)
+    args = parser.parse_args()
+    args.run(args)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main()
