@@ -14,10 +14,14 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import drafter_training as training
 import prompts
 import target_samples
 import torch
+from drafter_training import Samples
 from target_samples import Request
+
+from dspark_ext.draft_head import DraftHeadConfig, DSparkDraftHead
 
 TAPS = [9, 19, 29]
 TEMPERATURES = [0.0, 0.5, 0.7, 1.0]
@@ -75,6 +79,53 @@ def held_out_requests(encode, suffix: list[int]) -> Iterator[Request]:
             yield Request(encode(prompt) + suffix, temperature, text=prompt)
 
 
+def train(args: argparse.Namespace) -> None:
+    from dspark_ext.demo import smollm2
+
+    torch.manual_seed(args.seed)
+    model, _ = smollm2.load()
+    samples, held_out = Samples(args.data), Samples(args.held_out)
+    prompts.assert_held_out(samples.prompts())
+    embed, lm_head = model.model.embed_tokens.weight, model.lm_head.weight
+    config = DraftHeadConfig(
+        hidden_size=embed.shape[1],
+        vocab_size=embed.shape[0],
+        draft_vocab_size=args.draft_vocabulary,
+        num_attention_heads=9,
+        num_key_value_heads=9,
+        head_dim=64,
+        moe_intermediate_size=96,
+        shared_intermediate_size=96,
+        dspark_target_layer_ids=TAPS,
+        rope_theta=model.config.rope_parameters["rope_theta"],
+    )
+    head = DSparkDraftHead(config)
+    counts = samples.token_counts(config.vocab_size)
+    draft_ids = training.choose_draft_vocabulary(counts, config.draft_vocab_size)
+    print(f"draft vocabulary: {counts[draft_ids].sum() / counts.sum():.4f} of {samples.num_tokens} tokens", flush=True)
+    training.initialise(head, draft_ids, model.model.norm.weight.detach())
+    if args.init:
+        training.resume(head, torch.load(args.init))
+    head.bind_target(embed, lm_head)
+    schedule = training.Schedule(args.minutes * 60, args.decay_minutes * 60, lr=args.lr, progress_before=args.progress)
+    training.train(head, samples, held_out, args.out, schedule, seed=args.seed)
+    prompts.assert_held_out(samples.prompts())
+
+
+def evaluate(args: argparse.Namespace) -> None:
+    from dspark_ext.demo import smollm2
+
+    model, _ = smollm2.load()
+    head = DSparkDraftHead.load(args.drafter)
+    head.bind_target(model.model.embed_tokens.weight, model.lm_head.weight)
+    kinds = {prompt: "other kinds" if kind.startswith("*") else "trained kinds" for kind, prompt in prompts.HELD_OUT}
+    kinds |= {prompt: f"demo {name}" for name, prompt in prompts.DEMO.items()}
+    held_out = Samples(args.data)
+    print("all", training.evaluate(head, held_out))
+    for name, values in training.evaluate(head, held_out, groups=lambda row: kinds[row["prompt"]]).items():
+        print(name, values)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True)
@@ -87,6 +138,22 @@ def main() -> None:
     command.add_argument("--max-length", type=int, default=288)
     command.add_argument("--seed", type=int, default=0)
     command.set_defaults(run=sample)
+    command = commands.add_parser("train", help="train a drafter on chunks, also while they are being written")
+    command.add_argument("--data", type=Path, required=True)
+    command.add_argument("--held-out", type=Path, required=True)
+    command.add_argument("--out", type=Path, required=True)
+    command.add_argument("--minutes", type=float, default=60)
+    command.add_argument("--decay-minutes", type=float, default=20)
+    command.add_argument("--lr", type=float, default=2e-3)
+    command.add_argument("--draft-vocabulary", type=int, default=8192)
+    command.add_argument("--init", type=Path, help="weights of an earlier run (last.pt)")
+    command.add_argument("--progress", type=float, default=0.0, help="share of the loss schedule already done")
+    command.add_argument("--seed", type=int, default=0)
+    command.set_defaults(run=train)
+    command = commands.add_parser("eval", help="teacher-forced acceptance on held-out samples")
+    command.add_argument("--data", type=Path, required=True)
+    command.add_argument("--drafter", type=Path, required=True)
+    command.set_defaults(run=evaluate)
     args = parser.parse_args()
     args.run(args)
 
