@@ -86,7 +86,7 @@ struct AccumulateStatsArgs {
 };
 
 // What a kernel found wrong in its data; `request` names the first offender, -1 if there is none.
-enum class VerifyFault { kNone, kAnchor, kLength, kRows, kBlock, kCount, kSlot };
+enum class VerifyFault { kNone, kAnchor, kLength, kRows, kBlock, kEmitted, kAccepted, kSlot };
 struct VerifyCheck {
     VerifyFault fault;
     int64_t request;

@@ -202,7 +202,7 @@ VerifyCheck commit(const CommitArgs& args) {
         const int64_t end = args.query_start_loc[b + 1];
         if (begin < 0 || end < begin || end > args.num_rows) return {VerifyFault::kRows, b};
         if (args.num_emitted[b] < 0 || args.num_emitted[b] > end - begin) {
-            return {VerifyFault::kCount, b};
+            return {VerifyFault::kEmitted, b};
         }
     }
     for (int64_t row = 0; row < args.num_rows; ++row) args.row_kept[row] = false;
@@ -226,7 +226,7 @@ VerifyCheck accumulate_stats(const AccumulateStatsArgs& args) {
         if (row >= args.num_requests) return {VerifyFault::kSlot, b};
         if (length < 0 || length > args.num_drafts) return {VerifyFault::kLength, b};
         if (args.num_accepted[b] < 0 || args.num_accepted[b] > length) {
-            return {VerifyFault::kCount, b};
+            return {VerifyFault::kAccepted, b};
         }
     }
     for (int64_t b = 0; b < args.batch; ++b) {

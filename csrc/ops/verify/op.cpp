@@ -9,36 +9,34 @@
 #include <tuple>
 #include <vector>
 
+#include "host/check.h"
 #include "ops/verify/cpu.h"
 
 namespace dspark {
 namespace {
 
+using host::Arg;
+using host::fail;
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-std::string shape_text(const std::vector<int64_t>& shape) {
-    std::string text = "[";
-    for (size_t i = 0; i < shape.size(); ++i) {
-        text += (i > 0 ? ", " : "") + (shape[i] < 0 ? "*" : std::to_string(shape[i]));
-    }
-    return text + "]";
+using Dims = std::initializer_list<host::Dim>;
+
+void check_tensor(const char* op, const char* name, const Tensor& tensor, ScalarType dtype,
+                  Dims dims) {
+    Arg(op, name, tensor).on_cpu().dtype({dtype}).shape(dims);
 }
 
-// Shape (-1 matches any size) and dtype of one argument.
-void check_tensor(const char* op, const char* name, const Tensor& tensor, ScalarType dtype,
-                  const std::vector<int64_t>& shape) {
-    const auto sizes = tensor.sizes();
-    const std::vector<int64_t> got(sizes.begin(), sizes.end());
-    bool matches = got.size() == shape.size();
-    for (size_t i = 0; matches && i < got.size(); ++i) {
-        matches = shape[i] < 0 || shape[i] == got[i];
-    }
-    STD_TORCH_CHECK(matches, "dspark_ext.", op, ": ", name, ": expected shape ", shape_text(shape),
-                    ", got ", shape_text(got));
-    STD_TORCH_CHECK(tensor.scalar_type() == dtype, "dspark_ext.", op, ": ", name, ": expected ",
-                    torch::headeronly::toString(dtype), ", got ",
-                    torch::headeronly::toString(tensor.scalar_type()));
+void check_at_least(const char* op, const char* name, int64_t value, int64_t low,
+                    const char* why = "") {
+    if (value >= low) return;
+    fail(op, name,
+         std::string(why) + "expected at least " + std::to_string(low) + ", got " +
+             std::to_string(value));
+}
+
+Tensor dense(const Tensor& tensor) {
+    return tensor.is_contiguous() ? tensor : torch::stable::contiguous(tensor);
 }
 
 Tensor new_tensor(const Tensor& like, const std::vector<int64_t>& shape, ScalarType dtype) {
@@ -48,10 +46,9 @@ Tensor new_tensor(const Tensor& like, const std::vector<int64_t>& shape, ScalarT
 ScheduleMode parse_mode(const std::string& mode) {
     if (mode == "fixed") return ScheduleMode::kFixed;
     if (mode == "threshold") return ScheduleMode::kThreshold;
-    STD_TORCH_CHECK(mode == "early_stop",
-                    "dspark_ext.schedule: mode: expected fixed, threshold or "
-                    "early_stop, got ",
-                    mode);
+    if (mode != "early_stop") {
+        fail("schedule", "mode", "expected fixed, threshold or early_stop, got " + mode);
+    }
     return ScheduleMode::kEarlyStop;
 }
 
@@ -68,42 +65,39 @@ ScheduleArgs schedule_inputs(const std::optional<Tensor>& confidence, const std:
     ScheduleArgs args{};
     args.mode = parse_mode(mode);
     const bool fixed = args.mode == ScheduleMode::kFixed;
-    const bool early_stop = args.mode == ScheduleMode::kEarlyStop;
-    STD_TORCH_CHECK(confidence || fixed, "dspark_ext.schedule: confidence: mode ", mode,
-                    " needs confidences, got None; only mode fixed works without");
-    STD_TORCH_CHECK(confidence || capacity,
-                    "dspark_ext.schedule: without confidence the number of requests is taken from "
-                    "capacity: expected int32 [B], got None");
-    if (confidence) check_tensor(op, "confidence", *confidence, ScalarType::Float, {-1, -1});
+    if (!confidence && !fixed) {
+        fail(op, "confidence", "mode " + mode + " needs float32 [B, K], got None");
+    }
+    if (!confidence && !capacity) {
+        fail(op, "capacity", "without confidence it tells B: expected int32 [B], got None");
+    }
+    if (confidence) check_tensor(op, "confidence", *confidence, ScalarType::Float, {{"B"}, {"K"}});
     const int64_t batch = confidence ? confidence->size(0) : capacity->numel();
     const int64_t positions = confidence ? confidence->size(1) : limits.num_drafts;
-    if (capacity) check_tensor(op, "capacity", *capacity, ScalarType::Int, {batch});
-    STD_TORCH_CHECK(0 <= limits.num_drafts && limits.num_drafts <= positions,
-                    "dspark_ext.schedule: num_drafts: expected 0 to K=", positions, ", got ",
-                    limits.num_drafts);
-    STD_TORCH_CHECK(limits.min_drafts >= 0, "dspark_ext.schedule: min_drafts: expected >= 0, got ",
-                    limits.min_drafts);
-    STD_TORCH_CHECK(limits.num_other_rows >= 0,
-                    "dspark_ext.schedule: num_other_rows: expected >= 0, got ",
-                    limits.num_other_rows);
-    STD_TORCH_CHECK(limits.max_rows < 0 || limits.max_rows >= batch,
-                    "dspark_ext.schedule: max_rows: every request needs the row of its anchor: "
-                    "expected at least B=",
-                    batch, ", got ", limits.max_rows);
-    STD_TORCH_CHECK(batch * (positions + 1) < INT32_MAX,
-                    "dspark_ext.schedule: B*(K+1)=", batch * (positions + 1),
-                    " rows do not fit into int32");
-    STD_TORCH_CHECK(args.mode != ScheduleMode::kThreshold || (threshold >= 0 && threshold <= 1),
-                    "dspark_ext.schedule: threshold: expected a number in [0, 1], got ", threshold);
-    STD_TORCH_CHECK(cost || !early_stop,
-                    "dspark_ext.schedule: cost: mode early_stop weighs drafts against the measured "
-                    "time of a pass: expected a CostTable (see profile_cost_table), got None");
+    if (capacity) check_tensor(op, "capacity", *capacity, ScalarType::Int, {{"B", batch}});
+    check_at_least(op, "num_drafts", limits.num_drafts, 0);
+    if (limits.num_drafts > positions) {
+        fail(op, "num_drafts",
+             "expected at most K=" + std::to_string(positions) + ", got " +
+                 std::to_string(limits.num_drafts));
+    }
+    check_at_least(op, "min_drafts", limits.min_drafts, 0);
+    check_at_least(op, "num_other_rows", limits.num_other_rows, 0);
+    if (limits.max_rows >= 0) {
+        check_at_least(op, "max_rows", limits.max_rows, batch, "every anchor needs a row: ");
+    }
+    if (batch * (positions + 1) >= INT32_MAX) fail(op, "confidence", "B*(K+1) exceeds int32");
+    if (args.mode == ScheduleMode::kThreshold && !(threshold >= 0.0 && threshold <= 1.0)) {
+        fail(op, "threshold", "expected a number in [0, 1], got " + std::to_string(threshold));
+    }
+    if (args.mode == ScheduleMode::kEarlyStop && !cost) {
+        fail(op, "cost",
+             "mode early_stop weighs drafts against the measured time of a pass: expected a "
+             "CostTable (see profile_cost_table), got None");
+    }
     if (cost) {
-        check_tensor(op, "cost", *cost, ScalarType::Double, {-1});
-        STD_TORCH_CHECK(cost->size(0) >= 2,
-                        "dspark_ext.schedule: cost: expected seconds for 0, 1, "
-                        "... rows, at least 2 entries, got ",
-                        cost->size(0));
+        check_tensor(op, "cost", *cost, ScalarType::Double, {{"rows"}});
+        check_at_least(op, "cost", cost->size(0), 2, "number of entries: ");
         args.cost = cost->const_data_ptr<double>();
         args.cost_size = cost->size(0);
     }
@@ -126,9 +120,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> schedule(std::optional<Tensor> confid
                                                     std::optional<Tensor> cost, double threshold,
                                                     int64_t num_drafts, int64_t min_drafts,
                                                     int64_t max_rows, int64_t num_other_rows) {
-    if (confidence) confidence = torch::stable::contiguous(*confidence);
-    if (capacity) capacity = torch::stable::contiguous(*capacity);
-    if (cost) cost = torch::stable::contiguous(*cost);
+    if (confidence) confidence = dense(*confidence);
+    if (capacity) capacity = dense(*capacity);
+    if (cost) cost = dense(*cost);
     ScheduleArgs args = schedule_inputs(confidence, mode, capacity, cost, threshold,
                                         {num_drafts, min_drafts, max_rows, num_other_rows});
     const Tensor& like = confidence ? *confidence : *capacity;
@@ -150,35 +144,39 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> schedule(std::optional<Tensor> confid
     return {verify_lens, query_start_loc, num_rows, expected_tokens};
 }
 
-void check_faults(const char* op, VerifyCheck check) {
-    const char* what = "";
-    switch (check.fault) {
+struct Complaint {
+    const char* argument;
+    const char* expected;
+};
+
+Complaint complaint_about(VerifyFault fault) {
+    switch (fault) {
         case VerifyFault::kNone:
-            return;
+            break;
         case VerifyFault::kAnchor:
-            what = "anchor, seq_lens: expected a token id and a position, both >= 0";
-            break;
+            return {"anchor", "a token id >= 0 at a position >= 0"};
         case VerifyFault::kLength:
-            what = "verify_lens: expected 0 to K drafts";
-            break;
+            return {"verify_lens", "0 to K drafts"};
         case VerifyFault::kRows:
-            what =
-                "query_start_loc: expected verify_lens + 1 rows for each request in order, "
-                "ending within max_rows";
-            break;
+            return {"query_start_loc", "a row per anchor and draft, in order, within max_rows"};
         case VerifyFault::kBlock:
-            what = "block_table: no block for a position of the request";
-            break;
-        case VerifyFault::kCount:
-            what =
-                "accepted drafts: expected 0 to the number verified (emitted tokens: 0 to the "
-                "number of rows)";
-            break;
+            return {"block_table", "a block for every position"};
+        case VerifyFault::kEmitted:
+            return {"num_emitted", "0 to the number of rows"};
+        case VerifyFault::kAccepted:
+            return {"num_accepted", "0 to verify_lens"};
         case VerifyFault::kSlot:
-            what = "request_ids: expected an id below num_requests";
-            break;
+            return {"request_ids", "ids below num_requests"};
     }
-    STD_TORCH_CHECK(false, "dspark_ext.", op, ": ", what, "; wrong at request ", check.request);
+    return {"", ""};
+}
+
+void check_faults(const char* op, VerifyCheck check) {
+    if (check.fault == VerifyFault::kNone) return;
+    const Complaint complaint = complaint_about(check.fault);
+    fail(op, complaint.argument,
+         std::string("expected ") + complaint.expected + "; wrong at request " +
+             std::to_string(check.request));
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> pack(Tensor anchor, Tensor draft_token_ids,
@@ -187,26 +185,24 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> pack(Tensor anchor, Tensor draft_toke
                                                 std::optional<Tensor> block_table,
                                                 int64_t block_size) {
     const char* op = "pack";
-    check_tensor(op, "draft_token_ids", draft_token_ids, ScalarType::Long, {-1, -1});
+    check_tensor(op, "draft_token_ids", draft_token_ids, ScalarType::Long, {{"B"}, {"K"}});
     const int64_t batch = draft_token_ids.size(0);
-    check_tensor(op, "anchor", anchor, ScalarType::Long, {batch});
-    check_tensor(op, "seq_lens", seq_lens, ScalarType::Long, {batch});
-    check_tensor(op, "verify_lens", verify_lens, ScalarType::Int, {batch});
-    check_tensor(op, "query_start_loc", query_start_loc, ScalarType::Int, {batch + 1});
-    STD_TORCH_CHECK(max_rows >= 0, "dspark_ext.pack: max_rows: expected >= 0, got ", max_rows);
+    check_tensor(op, "anchor", anchor, ScalarType::Long, {{"B", batch}});
+    check_tensor(op, "seq_lens", seq_lens, ScalarType::Long, {{"B", batch}});
+    check_tensor(op, "verify_lens", verify_lens, ScalarType::Int, {{"B", batch}});
+    check_tensor(op, "query_start_loc", query_start_loc, ScalarType::Int, {{"B+1", batch + 1}});
+    check_at_least(op, "max_rows", max_rows, 0);
     if (block_table) {
-        check_tensor(op, "block_table", *block_table, ScalarType::Int, {batch, -1});
-        STD_TORCH_CHECK(block_size > 0,
-                        "dspark_ext.pack: block_size: expected >= 1 with a "
-                        "block_table, got ",
-                        block_size);
-        block_table = torch::stable::contiguous(*block_table);
+        check_tensor(op, "block_table", *block_table, ScalarType::Int,
+                     {{"B", batch}, {"num_blocks"}});
+        check_at_least(op, "block_size", block_size, 1);
+        block_table = dense(*block_table);
     }
-    anchor = torch::stable::contiguous(anchor);
-    draft_token_ids = torch::stable::contiguous(draft_token_ids);
-    seq_lens = torch::stable::contiguous(seq_lens);
-    verify_lens = torch::stable::contiguous(verify_lens);
-    query_start_loc = torch::stable::contiguous(query_start_loc);
+    anchor = dense(anchor);
+    draft_token_ids = dense(draft_token_ids);
+    seq_lens = dense(seq_lens);
+    verify_lens = dense(verify_lens);
+    query_start_loc = dense(query_start_loc);
     Tensor input_ids = new_tensor(anchor, {max_rows}, ScalarType::Long);
     Tensor positions = new_tensor(anchor, {max_rows}, ScalarType::Long);
     Tensor request_ids = new_tensor(anchor, {max_rows}, ScalarType::Int);
@@ -235,16 +231,16 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> commit(Tensor num_emitted, Tensor las
                                                   Tensor seq_lens, Tensor query_start_loc,
                                                   int64_t num_rows) {
     const char* op = "commit";
-    check_tensor(op, "num_emitted", num_emitted, ScalarType::Int, {-1});
+    check_tensor(op, "num_emitted", num_emitted, ScalarType::Int, {{"B"}});
     const int64_t batch = num_emitted.size(0);
-    check_tensor(op, "last_token", last_token, ScalarType::Long, {batch});
-    check_tensor(op, "seq_lens", seq_lens, ScalarType::Long, {batch});
-    check_tensor(op, "query_start_loc", query_start_loc, ScalarType::Int, {batch + 1});
-    STD_TORCH_CHECK(num_rows >= 0, "dspark_ext.commit: num_rows: expected >= 0, got ", num_rows);
-    num_emitted = torch::stable::contiguous(num_emitted);
-    last_token = torch::stable::contiguous(last_token);
-    seq_lens = torch::stable::contiguous(seq_lens);
-    query_start_loc = torch::stable::contiguous(query_start_loc);
+    check_tensor(op, "last_token", last_token, ScalarType::Long, {{"B", batch}});
+    check_tensor(op, "seq_lens", seq_lens, ScalarType::Long, {{"B", batch}});
+    check_tensor(op, "query_start_loc", query_start_loc, ScalarType::Int, {{"B+1", batch + 1}});
+    check_at_least(op, "num_rows", num_rows, 0);
+    num_emitted = dense(num_emitted);
+    last_token = dense(last_token);
+    seq_lens = dense(seq_lens);
+    query_start_loc = dense(query_start_loc);
     Tensor new_seq_lens = new_tensor(seq_lens, {batch}, ScalarType::Long);
     Tensor anchor = new_tensor(seq_lens, {batch}, ScalarType::Long);
     Tensor row_kept = new_tensor(seq_lens, {num_rows}, ScalarType::Bool);
@@ -264,33 +260,28 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> commit(Tensor num_emitted, Tensor las
     return {new_seq_lens, anchor, row_kept, num_rejected};
 }
 
-void check_counter(const char* name, const Tensor& counter, const std::vector<int64_t>& shape) {
-    check_tensor("accumulate_stats", name, counter, ScalarType::Long, shape);
-    STD_TORCH_CHECK(counter.is_contiguous(), "dspark_ext.accumulate_stats: ", name,
-                    ": expected a contiguous tensor");
+void check_counter(const char* name, const Tensor& counter, Dims dims) {
+    Arg("accumulate_stats", name, counter).on_cpu().dtype({ScalarType::Long}).shape(dims).dense();
 }
 
 void accumulate_stats(Tensor verify_lens, Tensor num_accepted, std::optional<Tensor> request_ids,
                       Tensor verified, Tensor reached, Tensor histogram) {
     const char* op = "accumulate_stats";
-    check_tensor(op, "verify_lens", verify_lens, ScalarType::Int, {-1});
+    check_tensor(op, "verify_lens", verify_lens, ScalarType::Int, {{"B"}});
     const int64_t batch = verify_lens.size(0);
-    check_tensor(op, "num_accepted", num_accepted, ScalarType::Int, {batch});
-    check_counter("verified", verified, {-1, -1});
+    check_tensor(op, "num_accepted", num_accepted, ScalarType::Int, {{"B", batch}});
+    check_counter("verified", verified, {{"R"}, {"K"}});
     const int64_t num_requests = verified.size(0), num_drafts = verified.size(1);
-    check_counter("reached", reached, {num_requests, num_drafts});
-    check_counter("histogram", histogram, {num_requests, num_drafts + 1});
+    check_counter("reached", reached, {{"R", num_requests}, {"K", num_drafts}});
+    check_counter("histogram", histogram, {{"R", num_requests}, {"K+1", num_drafts + 1}});
     if (request_ids) {
-        check_tensor(op, "request_ids", *request_ids, ScalarType::Int, {batch});
-        request_ids = torch::stable::contiguous(*request_ids);
+        check_tensor(op, "request_ids", *request_ids, ScalarType::Int, {{"B", batch}});
+        request_ids = dense(*request_ids);
     } else {
-        STD_TORCH_CHECK(batch <= num_requests,
-                        "dspark_ext.accumulate_stats: verify_lens: expected "
-                        "at most num_requests=",
-                        num_requests, " without request_ids, got ", batch);
+        check_at_least(op, "num_requests", num_requests, batch, "without request_ids: ");
     }
-    verify_lens = torch::stable::contiguous(verify_lens);
-    num_accepted = torch::stable::contiguous(num_accepted);
+    verify_lens = dense(verify_lens);
+    num_accepted = dense(num_accepted);
     AccumulateStatsArgs args{};
     args.verify_lens = verify_lens.const_data_ptr<int32_t>();
     args.num_accepted = num_accepted.const_data_ptr<int32_t>();
