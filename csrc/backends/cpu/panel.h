@@ -1,9 +1,10 @@
-// Products of a few rows with a panel of kPanelWidth columns, the inner loop of linear and attention.
+// Products of a few rows with a panel of kPanelWidth columns, the inner loop of linear and
+// attention.
 //
 // Every output is one chain of fused multiply-adds over the depth, in ascending order:
 //     acc = fma(x[k], panel[k][column], acc),   k = 0, 1, ..., depth - 1
-// so its bits depend on its own row and column only: neither on the rows beside it, nor on the vector
-// width, nor on how rows and panels are spread over calls and threads.
+// so its bits depend on its own row and column only: neither on the rows beside it, nor on the
+// vector width, nor on how rows and panels are spread over calls and threads.
 #pragma once
 
 #include "backends/cpu/vec.h"
@@ -33,7 +34,8 @@ struct PairPanel {
     void load_row(int64_t k, Vec (&columns)[kPanelVecs]) const {
         constexpr int kHalf = kPanelVecs / 2;
         for (int v = 0; v < kHalf; ++v) {
-            load_bf16_pairs(data + k * kPanelWidth + 2 * v * kLanes, columns[v], columns[kHalf + v]);
+            load_bf16_pairs(data + k * kPanelWidth + 2 * v * kLanes, columns[v],
+                            columns[kHalf + v]);
         }
     }
 };
@@ -86,8 +88,8 @@ inline void visit_row_count(int64_t rows, int64_t first_row, const Visit& visit)
     }
 }
 
-// Splits rows first .. end - 1 into groups of at most kMaxPanelRows, as equal as possible, and calls
-// visit(RowCount<n>, first row of the group) for each.
+// Splits rows first .. end - 1 into groups of at most kMaxPanelRows, as equal as possible, and
+// calls visit(RowCount<n>, first row of the group) for each.
 template <class Visit>
 inline void for_row_groups(int64_t first, int64_t end, const Visit& visit) {
     for (int64_t groups = (end - first + kMaxPanelRows - 1) / kMaxPanelRows; groups > 0; --groups) {

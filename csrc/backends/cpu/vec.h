@@ -1,8 +1,8 @@
 // One float vector of the instruction set being compiled: Vec, kLanes floats wide.
 //
-// Every function works lane by lane and rounds once, so a value does not depend on kLanes. A plain-C
-// fallback keeps the same operations for machines without AVX2; its fma is the library's, correctly
-// rounded.
+// Every function works lane by lane and rounds once, so a value does not depend on kLanes. A
+// plain-C fallback keeps the same operations for machines without AVX2; its fma is the library's,
+// correctly rounded.
 #pragma once
 
 #include <cmath>
@@ -24,11 +24,21 @@ inline constexpr int kLanes = 16;
 // uninitialised value (GCC bug 105593).
 inline constexpr __mmask16 kAllLanes = 0xffff;
 
-inline Vec broadcast(float value) { return _mm512_set1_ps(value); }
-inline Vec load(const float* source) { return _mm512_loadu_ps(source); }
-inline void store(float* target, Vec value) { _mm512_storeu_ps(target, value); }
-inline Vec add(Vec a, Vec b) { return _mm512_add_ps(a, b); }
-inline Vec fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
+inline Vec broadcast(float value) {
+    return _mm512_set1_ps(value);
+}
+inline Vec load(const float* source) {
+    return _mm512_loadu_ps(source);
+}
+inline void store(float* target, Vec value) {
+    _mm512_storeu_ps(target, value);
+}
+inline Vec add(Vec a, Vec b) {
+    return _mm512_add_ps(a, b);
+}
+inline Vec fma(Vec a, Vec b, Vec c) {
+    return _mm512_fmadd_ps(a, b, c);
+}
 
 // kLanes consecutive bf16 values.
 inline Vec load_bf16(const uint16_t* source) {
@@ -60,11 +70,21 @@ inline Vec zip_high(Vec a, Vec b) {
 using Vec = __m256;
 inline constexpr int kLanes = 8;
 
-inline Vec broadcast(float value) { return _mm256_set1_ps(value); }
-inline Vec load(const float* source) { return _mm256_loadu_ps(source); }
-inline void store(float* target, Vec value) { _mm256_storeu_ps(target, value); }
-inline Vec add(Vec a, Vec b) { return _mm256_add_ps(a, b); }
-inline Vec fma(Vec a, Vec b, Vec c) { return _mm256_fmadd_ps(a, b, c); }
+inline Vec broadcast(float value) {
+    return _mm256_set1_ps(value);
+}
+inline Vec load(const float* source) {
+    return _mm256_loadu_ps(source);
+}
+inline void store(float* target, Vec value) {
+    _mm256_storeu_ps(target, value);
+}
+inline Vec add(Vec a, Vec b) {
+    return _mm256_add_ps(a, b);
+}
+inline Vec fma(Vec a, Vec b, Vec c) {
+    return _mm256_fmadd_ps(a, b, c);
+}
 
 inline Vec load_bf16(const uint16_t* source) {
     const __m128i half = _mm_loadu_si128(reinterpret_cast<const __m128i*>(source));
@@ -91,8 +111,12 @@ struct Vec {
     float lane[kLanes];
 };
 
-inline Vec broadcast(float value) { return {{value, value, value, value}}; }
-inline Vec load(const float* source) { return {{source[0], source[1], source[2], source[3]}}; }
+inline Vec broadcast(float value) {
+    return {{value, value, value, value}};
+}
+inline Vec load(const float* source) {
+    return {{source[0], source[1], source[2], source[3]}};
+}
 inline void store(float* target, Vec value) {
     for (int l = 0; l < kLanes; ++l) target[l] = value.lane[l];
 }
@@ -124,8 +148,12 @@ inline void load_bf16_pairs(const uint16_t* source, Vec& even, Vec& odd) {
     }
 }
 
-inline Vec zip_low(Vec a, Vec b) { return {{a.lane[0], b.lane[0], a.lane[1], b.lane[1]}}; }
-inline Vec zip_high(Vec a, Vec b) { return {{a.lane[2], b.lane[2], a.lane[3], b.lane[3]}}; }
+inline Vec zip_low(Vec a, Vec b) {
+    return {{a.lane[0], b.lane[0], a.lane[1], b.lane[1]}};
+}
+inline Vec zip_high(Vec a, Vec b) {
+    return {{a.lane[2], b.lane[2], a.lane[3], b.lane[3]}};
+}
 
 #endif
 

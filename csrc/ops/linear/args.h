@@ -4,7 +4,8 @@
 //     packed [num_panels, in_features, 32],   num_panels = ceil(out_features / 32),
 // zero beyond out_features. Output o is in panel o / 32, column c = o % 32. A column stands
 //     fp32: at element c of its panel row;
-//     bf16: at element 2 * (c % 16) + c / 16, so that the 32-bit word j of a panel row holds the columns
+//     bf16: at element 2 * (c % 16) + c / 16, so that the 32-bit word j of a panel row holds the
+//     columns
 //           j (low half) and j + 16 (high half), which a shift and a mask widen to fp32.
 #pragma once
 

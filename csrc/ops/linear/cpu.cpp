@@ -1,4 +1,5 @@
-// CPU kernels of the linear family; compiled once per instruction set, in namespace dspark::DSPARK_ISA.
+// CPU kernels of the linear family; compiled once per instruction set, in namespace
+// dspark::DSPARK_ISA.
 #include "ops/linear/cpu.h"
 
 #include "backends/cpu/panel.h"
@@ -25,7 +26,8 @@ void pack_panel(const PackLinearArgs& args, int64_t panel) {
 
 // Writes one panel of finished sums: out = sum + bias, only the columns that exist.
 template <int kRows>
-void store_outputs(const LinearArgs& args, const PanelSums<kRows>& sums, int64_t row, int64_t column) {
+void store_outputs(const LinearArgs& args, const PanelSums<kRows>& sums, int64_t row,
+                   int64_t column) {
     float full[kRows * kPanelWidth];
     sums.store_to(full, kPanelWidth);
     const int64_t left = args.out_features - column;
@@ -33,7 +35,8 @@ void store_outputs(const LinearArgs& args, const PanelSums<kRows>& sums, int64_t
     for (int r = 0; r < kRows; ++r) {
         float* out = args.out + (row + r) * args.out_features + column;
         const float* sum = full + r * kPanelWidth;
-        for (int c = 0; c < columns; ++c) out[c] = args.bias ? sum[c] + args.bias[column + c] : sum[c];
+        for (int c = 0; c < columns; ++c)
+            out[c] = args.bias ? sum[c] + args.bias[column + c] : sum[c];
     }
 }
 
@@ -71,7 +74,8 @@ void linear(const LinearArgs& args, int64_t task_begin, int64_t task_end) {
         const int64_t row_end = row_limit < args.num_rows ? row_limit : args.num_rows;
         const int64_t column = panel * kPanelWidth;
         if (args.is_bf16) {
-            const auto* data = static_cast<const uint16_t*>(args.packed_weight) + panel * panel_size;
+            const auto* data =
+                static_cast<const uint16_t*>(args.packed_weight) + panel * panel_size;
             linear_panel(args, PairPanel{data}, column, row_begin, row_end);
         } else {
             const auto* data = static_cast<const float*>(args.packed_weight) + panel * panel_size;

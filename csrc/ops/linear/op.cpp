@@ -7,35 +7,24 @@
 #include <string>
 #include <vector>
 
+#include "host/check.h"
 #include "ops/linear/cpu.h"
 
 namespace dspark {
 namespace {
 
-using torch::headeronly::ScalarType;
-using torch::stable::Tensor;
+using host::Arg;
+using host::ScalarType;
+using host::Tensor;
 
 // Multiply-adds below which a task is not worth a thread of its own.
 constexpr int64_t kMinMultiplyAddsPerThread = 1 << 17;
 
-std::string shape_string(const Tensor& tensor) {
-    std::string text = "[";
-    for (int64_t i = 0; i < tensor.dim(); ++i) {
-        text += (i ? ", " : "") + std::to_string(tensor.size(i));
-    }
-    return text + "]";
-}
-
-bool is_float(const Tensor& tensor) {
-    return tensor.scalar_type() == ScalarType::Float || tensor.scalar_type() == ScalarType::BFloat16;
-}
-
 Tensor pack_linear(const Tensor& weight) {
-    STD_TORCH_CHECK(weight.dim() == 2,
-                    "dspark_ext.pack_linear: weight: expected shape [out_features, in_features], got ",
-                    shape_string(weight));
-    STD_TORCH_CHECK(is_float(weight), "dspark_ext.pack_linear: weight: expected float32 or bfloat16, got ",
-                    torch::headeronly::toString(weight.scalar_type()));
+    Arg("pack_linear", "weight", weight)
+        .on_cpu()
+        .dtype({ScalarType::Float, ScalarType::BFloat16})
+        .shape({{"out_features"}, {"in_features"}});
     const Tensor source = torch::stable::contiguous(weight);
     PackLinearArgs args{};
     args.out_features = source.size(0);
@@ -54,29 +43,31 @@ Tensor pack_linear(const Tensor& weight) {
 
 void check_linear(const Tensor& x, const Tensor& packed, const std::optional<Tensor>& bias,
                   int64_t out_features) {
-    STD_TORCH_CHECK(packed.dim() == 3 && packed.size(2) == kLinearPanelOutputs,
-                    "dspark_ext.linear: packed_weight: expected the result of pack_linear, "
-                    "[panels, in_features, 32], got ",
-                    shape_string(packed));
-    STD_TORCH_CHECK(is_float(packed),
-                    "dspark_ext.linear: packed_weight: expected float32 or bfloat16, got ",
-                    torch::headeronly::toString(packed.scalar_type()));
-    STD_TORCH_CHECK(x.dim() >= 1 && x.size(x.dim() - 1) == packed.size(1),
-                    "dspark_ext.linear: x: expected shape [..., in_features=", packed.size(1), "], got ",
-                    shape_string(x));
-    STD_TORCH_CHECK(is_float(x), "dspark_ext.linear: x: expected float32 or bfloat16, got ",
-                    torch::headeronly::toString(x.scalar_type()));
-    const int64_t capacity = packed.size(0) * kLinearPanelOutputs;
-    STD_TORCH_CHECK(out_features <= capacity && out_features > capacity - kLinearPanelOutputs,
-                    "dspark_ext.linear: out_features: packed_weight ", shape_string(packed), " holds ",
-                    capacity - kLinearPanelOutputs + 1, " to ", capacity, " outputs, got ", out_features);
-    if (!bias) return;
-    STD_TORCH_CHECK(bias->dim() == 1 && bias->size(0) == out_features,
-                    "dspark_ext.linear: bias: expected shape [out_features=", out_features, "], got ",
-                    shape_string(*bias));
-    STD_TORCH_CHECK(bias->scalar_type() == ScalarType::Float,
-                    "dspark_ext.linear: bias: expected float32, got ",
-                    torch::headeronly::toString(bias->scalar_type()));
+    constexpr const char* kOp = "linear";
+    Arg(kOp, "packed_weight", packed)
+        .on_cpu()
+        .dtype({ScalarType::Float, ScalarType::BFloat16})
+        .shape({{"panels"}, {"in_features"}, {"panel_outputs", kLinearPanelOutputs}});
+    Arg(kOp, "x", x).on_cpu().dtype({ScalarType::Float, ScalarType::BFloat16});
+    if (x.dim() < 1 || x.size(x.dim() - 1) != packed.size(1)) {
+        host::fail(kOp, "x",
+                   "expected shape [..., in_features=" + std::to_string(packed.size(1)) +
+                       "], got " + host::shape_text(x));
+    }
+    const int64_t most = packed.size(0) * kLinearPanelOutputs;
+    const int64_t least = most == 0 ? 0 : most - kLinearPanelOutputs + 1;
+    if (out_features < least || out_features > most) {
+        host::fail(kOp, "out_features",
+                   "expected " + std::to_string(least) + " to " + std::to_string(most) +
+                       ", as packed_weight " + host::shape_text(packed) + " holds, got " +
+                       std::to_string(out_features));
+    }
+    if (bias) {
+        Arg(kOp, "bias", *bias)
+            .on_cpu()
+            .dtype({ScalarType::Float})
+            .shape({{"out_features", out_features}});
+    }
 }
 
 Tensor linear(const Tensor& x, const Tensor& packed_weight, const std::optional<Tensor>& bias,
@@ -104,10 +95,9 @@ Tensor linear(const Tensor& x, const Tensor& packed_weight, const std::optional<
     const int64_t tasks = packed.size(0) * linear_row_chunks(args.num_rows);
     const int64_t chunk_rows = args.num_rows < kLinearRowChunk ? args.num_rows : kLinearRowChunk;
     const int64_t task_cost = chunk_rows * args.in_features * kLinearPanelOutputs + 1;
-    torch::stable::parallel_for(0, tasks, kMinMultiplyAddsPerThread / task_cost + 1,
-                                [&](int64_t begin, int64_t end) {
-                                    DSPARK_CPU_DISPATCH(linear, args, begin, end);
-                                });
+    torch::stable::parallel_for(
+        0, tasks, kMinMultiplyAddsPerThread / task_cost + 1,
+        [&](int64_t begin, int64_t end) { DSPARK_CPU_DISPATCH(linear, args, begin, end); });
     return out;
 }
 
