@@ -1,22 +1,10 @@
-// The element types logits come in, and their exact widening to float32.
+// Exact widening of logits to float32.
 #pragma once
 
 #include <cstdint>
 
+#include "device/float_type.h"
 #include "device/numeric.h"
-
-namespace dspark {
-
-enum class FloatType { kFloat32, kBFloat16, kFloat16 };
-
-struct BFloat16 {
-    uint16_t bits;
-};
-struct Float16 {
-    uint16_t bits;
-};
-
-}  // namespace dspark
 
 namespace dspark::DSPARK_ISA {
 

@@ -83,9 +83,8 @@ DSPARK_DEVICE double exp2_double(double z) {
     return p * power_of_two(static_cast<int32_t>(n));
 }
 
-// log2(y) in double for normal y > 0: y = m * 2^k with m in [sqrt(1/2), sqrt(2)), then the series of
-// atanh((m - 1) / (m + 1)). Exact at powers of two,
-// measured error elsewhere at most 2 ulp.
+// log2(y) in double for normal y > 0: y = m * 2^k with m in [sqrt(1/2), sqrt(2)), then the series
+// of atanh((m - 1) / (m + 1)). Exact at powers of two, measured error elsewhere at most 2 ulp.
 DSPARK_DEVICE double log2_double(double y) {
     constexpr uint64_t kMantissa = (uint64_t{1} << 52) - 1;
     const uint64_t bits = bit_cast<uint64_t>(y);

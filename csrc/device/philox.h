@@ -15,15 +15,15 @@ struct PhiloxCounter {
     uint32_t word[4];
 };
 
-// Philox4x32-10: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
+// Philox4x32-10: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC
+// 2011.
 DSPARK_DEVICE PhiloxCounter philox4x32(PhiloxCounter counter, uint32_t key0, uint32_t key1) {
     for (int round = 0; round < 10; ++round) {
         const uint64_t a = uint64_t{0xD2511F53u} * counter.word[0];
         const uint64_t b = uint64_t{0xCD9E8D57u} * counter.word[2];
-        counter = {{static_cast<uint32_t>(b >> 32) ^ counter.word[1] ^ key0,
-                    static_cast<uint32_t>(b),
-                    static_cast<uint32_t>(a >> 32) ^ counter.word[3] ^ key1,
-                    static_cast<uint32_t>(a)}};
+        counter = {
+            {static_cast<uint32_t>(b >> 32) ^ counter.word[1] ^ key0, static_cast<uint32_t>(b),
+             static_cast<uint32_t>(a >> 32) ^ counter.word[3] ^ key1, static_cast<uint32_t>(a)}};
         key0 += 0x9E3779B9u;
         key1 += 0xBB67AE85u;
     }

@@ -52,7 +52,8 @@ struct Dim {
 };
 
 // Checks of one argument, to be chained:
-//     Arg("sample", "seeds", seeds).on_cpu().dtype({ScalarType::Long}).shape({{"N", rows}}).dense();
+//     Arg("sample", "seeds", seeds).on_cpu().dtype({ScalarType::Long}).shape({{"N",
+//     rows}}).dense();
 class Arg {
 public:
     Arg(const char* op, const char* name, const Tensor& tensor)

@@ -1,6 +1,6 @@
-// FloatVector: the widest float32 vector of the instruction set this file is compiled for (16, 8 or,
-// on plain arrays, 16 lanes), and the small vocabulary that csrc/device/numeric.h is written in.
-// Every operation rounds as its scalar namesake does, so all widths give the same bits.
+// FloatVector: the widest float32 vector of the instruction set this file is compiled for (16, 8
+// or, on plain arrays, 16 lanes), and the small vocabulary that csrc/device/numeric.h is written
+// in. Every operation rounds as its scalar namesake does, so all widths give the same bits.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,12 @@
 #include "device/dtype.h"
 
 #if defined(__AVX512F__) || defined(__AVX2__)
+// gcc 12 warns of its own _mm512_undefined_ps (gcc bug 105593).
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #include <immintrin.h>
+#pragma GCC diagnostic pop
 #endif
 
 namespace dspark::DSPARK_ISA {
@@ -27,12 +32,13 @@ struct VectorMask {
 };
 DSPARK_DEVICE FloatVector load(const float* p) { return FloatVector(_mm512_loadu_ps(p)); }
 DSPARK_DEVICE FloatVector load(const BFloat16* p) {
-    const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+    const __m512i wide =
+        _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
     return FloatVector(_mm512_castsi512_ps(_mm512_slli_epi32(wide, 16)));
 }
 DSPARK_DEVICE FloatVector load(const Float16* p) {
     const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
-    return FloatVector(_mm512_maskz_cvtph_ps(0xFFFF, half));
+    return FloatVector(_mm512_cvtph_ps(half));
 }
 DSPARK_DEVICE void store(float* p, FloatVector a) { _mm512_storeu_ps(p, a.v); }
 DSPARK_DEVICE FloatVector operator+(FloatVector a, FloatVector b) {
@@ -48,9 +54,8 @@ DSPARK_DEVICE FloatVector fma(FloatVector a, FloatVector b, FloatVector c) {
     return FloatVector(_mm512_fmadd_ps(a.v, b.v, c.v));
 }
 DSPARK_DEVICE FloatVector rint(FloatVector a) {
-    // The maskz forms: gcc 12 warns of an uninitialised source in the unmasked ones.
-    constexpr int kMode = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
-    return FloatVector(_mm512_maskz_roundscale_ps(0xFFFF, a.v, kMode));
+    return FloatVector(
+        _mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
 // a > b ? a : b, so b where either is NaN.
 DSPARK_DEVICE FloatVector max(FloatVector a, FloatVector b) {
@@ -66,11 +71,15 @@ DSPARK_DEVICE VectorMask operator|(VectorMask a, VectorMask b) {
     return {static_cast<__mmask16>(a.m | b.m)};
 }
 DSPARK_DEVICE bool any(VectorMask a) { return a.m != 0; }
+// Bit l: lane l of a is at least that of b.
+DSPARK_DEVICE uint32_t lanes_at_least(FloatVector a, FloatVector b) {
+    return _mm512_cmp_ps_mask(a.v, b.v, _CMP_GE_OQ);
+}
 DSPARK_DEVICE FloatVector zero_if(VectorMask condition, FloatVector a) {
     return FloatVector(_mm512_maskz_mov_ps(static_cast<__mmask16>(~condition.m), a.v));
 }
 DSPARK_DEVICE FloatVector scale_exponent(FloatVector p, FloatVector n) {
-    return FloatVector(_mm512_maskz_scalef_ps(0xFFFF, p.v, n.v));
+    return FloatVector(_mm512_scalef_ps(p.v, n.v));
 }
 
 #elif defined(__AVX2__)
@@ -87,7 +96,8 @@ struct VectorMask {
 };
 DSPARK_DEVICE FloatVector load(const float* p) { return FloatVector(_mm256_loadu_ps(p)); }
 DSPARK_DEVICE FloatVector load(const BFloat16* p) {
-    const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    const __m256i wide =
+        _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
     return FloatVector(_mm256_castsi256_ps(_mm256_slli_epi32(wide, 16)));
 }
 DSPARK_DEVICE FloatVector load(const Float16* p) {
@@ -116,13 +126,13 @@ DSPARK_DEVICE FloatVector max(FloatVector a, FloatVector b) {
 DSPARK_DEVICE VectorMask less(FloatVector a, FloatVector b) {
     return {_mm256_cmp_ps(a.v, b.v, _CMP_LT_OQ)};
 }
-DSPARK_DEVICE VectorMask is_nan(FloatVector a) {
-    return {_mm256_cmp_ps(a.v, a.v, _CMP_UNORD_Q)};
-}
-DSPARK_DEVICE VectorMask operator|(VectorMask a, VectorMask b) {
-    return {_mm256_or_ps(a.m, b.m)};
-}
+DSPARK_DEVICE VectorMask is_nan(FloatVector a) { return {_mm256_cmp_ps(a.v, a.v, _CMP_UNORD_Q)}; }
+DSPARK_DEVICE VectorMask operator|(VectorMask a, VectorMask b) { return {_mm256_or_ps(a.m, b.m)}; }
 DSPARK_DEVICE bool any(VectorMask a) { return _mm256_movemask_ps(a.m) != 0; }
+// Bit l: lane l of a is at least that of b.
+DSPARK_DEVICE uint32_t lanes_at_least(FloatVector a, FloatVector b) {
+    return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(a.v, b.v, _CMP_GE_OQ)));
+}
 DSPARK_DEVICE FloatVector zero_if(VectorMask condition, FloatVector a) {
     return FloatVector(_mm256_andnot_ps(condition.m, a.v));
 }
@@ -164,8 +174,8 @@ DSPARK_DEVICE FloatVector operator*(FloatVector a, const FloatVector& b) {
     DSPARK_LANES a.v[lane] *= b.v[lane];
     return a;
 }
-// Correctly rounded without fma hardware, for finite values: the product is exact in double, the sum
-// is rounded to odd there, and rounding an odd double to float32 equals rounding once.
+// Correctly rounded without fma hardware, for finite values: the product is exact in double, the
+// sum is rounded to odd there, and rounding an odd double to float32 equals rounding once.
 DSPARK_DEVICE FloatVector fma(FloatVector a, const FloatVector& b, const FloatVector& c) {
     DSPARK_LANES {
         const double product = static_cast<double>(a.v[lane]) * static_cast<double>(b.v[lane]);
@@ -208,6 +218,12 @@ DSPARK_DEVICE bool any(const VectorMask& a) {
     int32_t out = 0;
     DSPARK_LANES out |= a.m[lane];
     return out != 0;
+}
+// Bit l: lane l of a is at least that of b.
+DSPARK_DEVICE uint32_t lanes_at_least(const FloatVector& a, const FloatVector& b) {
+    uint32_t out = 0;
+    DSPARK_LANES out |= static_cast<uint32_t>(a.v[lane] >= b.v[lane]) << lane;
+    return out;
 }
 DSPARK_DEVICE FloatVector zero_if(const VectorMask& condition, FloatVector a) {
     DSPARK_LANES a.v[lane] = condition.m[lane] ? 0.0f : a.v[lane];

@@ -1,11 +1,129 @@
-// CPU kernels of the sampling family; compiled once per instruction set, in namespace dspark::DSPARK_ISA.
+// CPU kernels of the sampling family; compiled once per instruction set, in namespace
+// dspark::DSPARK_ISA.
 #include "ops/sampling/cpu.h"
 
-#include "backends/cpu/simd.h"
-#include "device/numeric.h"
-#include "device/philox.h"
+#include "ops/sampling/algorithm.h"
 
 namespace dspark::DSPARK_ISA {
+namespace {
+
+// A law of its own memory, for ops that look at one row at a time.
+class RowLaw {
+public:
+    explicit RowLaw(int64_t vocab)
+        : tile_max_(new float[num_tiles(vocab)]),
+          tile_sum_(new float[num_tiles(vocab)]),
+          tile_scale_(new double[num_tiles(vocab)]) {}
+    ~RowLaw() {
+        delete[] tile_max_;
+        delete[] tile_sum_;
+        delete[] tile_scale_;
+    }
+    RowLaw(const RowLaw&) = delete;
+    RowLaw& operator=(const RowLaw&) = delete;
+
+    const Law& fill(const RowsView& logits, const LawArgs& args, int64_t row,
+                    Workspace& workspace) {
+        law_.tile_max = tile_max_;
+        law_.tile_sum = tile_sum_;
+        law_.tile_scale = tile_scale_;
+        fill_law(law_, row_at(logits, 0, row), logits, args.temperature[row], workspace);
+        filter_cut(law_, args, row, workspace);
+        return law_;
+    }
+
+private:
+    Law law_ = {};
+    float* tile_max_;
+    float* tile_sum_;
+    double* tile_scale_;
+};
+
+void write_probs(const Law& law, float* probs, Workspace& workspace) {
+    if (law.is_empty || law.is_greedy) {
+        for (int i = 0; i < law.vocab; ++i) probs[i] = 0.0f;
+        if (!law.is_empty) probs[law.argmax] = 1.0f;
+        return;
+    }
+    for (int t = 0; t < num_tiles(law.vocab); ++t) {
+        float* out = probs + static_cast<int64_t>(t) * kTile;
+        const int count = tile_size(row_of(law), t);
+        if (law.tile_sum[t] == 0.0f) {
+            for (int i = 0; i < count; ++i) out[i] = 0.0f;
+            continue;
+        }
+        store_entries(kept_weights(law, t, workspace.target_tile), workspace.weights);
+        for (int i = 0; i < count; ++i) {
+            const double weight = static_cast<double>(workspace.weights[i]);
+            out[i] = static_cast<float>(weight * law.tile_scale[t] / law.total);
+        }
+    }
+}
+
+// The request that owns target row `row`, or -1 for a padding row.
+int64_t request_of_row(const VerifyArgs& args, int64_t row) {
+    int64_t low = 0;
+    int64_t high = args.batch;
+    if (row >= args.query_start_loc[args.batch]) return -1;
+    while (high - low > 1) {
+        const int64_t middle = (low + high) / 2;
+        (args.query_start_loc[middle] <= row ? low : high) = middle;
+    }
+    return low;
+}
+
+}  // namespace
+
+void target_probs(const TargetProbsArgs& args, int64_t begin, int64_t end) {
+    Workspace workspace(args.logits.vocab, 0);
+    RowLaw law(args.logits.vocab);
+    for (int64_t row = begin; row < end; ++row) {
+        write_probs(law.fill(args.logits, args.law, row, workspace),
+                    args.probs + row * args.logits.vocab, workspace);
+    }
+}
+
+void sample(const SampleArgs& args, int64_t begin, int64_t end) {
+    Workspace workspace(args.logits.vocab, 0);
+    RowLaw memory(args.logits.vocab);
+    const Stream stream = args.draft_stream ? Stream::kDraft : Stream::kResample;
+    for (int64_t row = begin; row < end; ++row) {
+        const Law& law = memory.fill(args.logits, args.law, row, workspace);
+        const double u = args.uniforms != nullptr
+                             ? args.uniforms[row]
+                             : uniform(args.seeds[row], args.positions[row], stream, 0);
+        args.ids[row] = draw(law, u, workspace);
+        args.logprobs[row] = log_probability(law, args.ids[row]);
+    }
+}
+
+void prepare_laws(const VerifyArgs& args, int64_t begin, int64_t end) {
+    Workspace workspace(args.target_logits.vocab, args.num_drafts);
+    for (int64_t i = begin; i < end; ++i) {
+        if (i < args.target_rows) {
+            const int64_t b = request_of_row(args, i);
+            if (b >= 0) target_law(args, b, i, workspace);
+            continue;
+        }
+        const int64_t b = (i - args.target_rows) / args.num_drafts;
+        const int64_t slot = (i - args.target_rows) % args.num_drafts;
+        const int64_t rows = args.query_start_loc[b + 1] - args.query_start_loc[b];
+        const bool is_used = args.draft_logits.data != nullptr && slot + 1 < rows &&
+                             target_temperature(args, b) != 0.0f &&
+                             args.draft_temperature[b] != 0.0f;
+        if (is_used) draft_law(args, b, slot, workspace);
+    }
+}
+
+void rejection_sample(const VerifyArgs& args, int64_t begin, int64_t end) {
+    Workspace workspace(args.target_logits.vocab, args.num_drafts);
+    for (int64_t b = begin; b < end; ++b) RequestVerifier(args, b, workspace).rejection_sample();
+}
+
+void block_acceptance(const VerifyArgs& args, int64_t begin, int64_t end) {
+    Workspace workspace(args.target_logits.vocab, args.num_drafts);
+    for (int64_t b = begin; b < end; ++b) RequestVerifier(args, b, workspace).block_acceptance();
+}
 
 void evaluate_exp2_nonpositive(const float* z, float* out, int64_t count) {
     int64_t i = 0;

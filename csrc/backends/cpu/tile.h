@@ -1,0 +1,200 @@
+// A row of logits in tiles of 4096 entries: reading, canonical sums and draws inside a tile
+// (docs/numerics.md sections 1, 2, 3 and 6), vectorised.
+#pragma once
+
+#include <cstdint>
+
+#include "backends/cpu/simd.h"
+
+namespace dspark::DSPARK_ISA {
+
+constexpr int kTile = 4096;
+constexpr int kLanes = 256;
+
+DSPARK_DEVICE int num_tiles(int64_t size) { return static_cast<int>((size + kTile - 1) / kTile); }
+
+// One row of logits; its entries are consecutive in memory.
+struct Row {
+    const void* data;
+    FloatType dtype;
+    int32_t size;
+};
+
+// Entries of a tile.
+DSPARK_DEVICE int tile_size(const Row& row, int tile) {
+    const int64_t rest = row.size - static_cast<int64_t>(tile) * kTile;
+    return rest < kTile ? static_cast<int>(rest) : kTile;
+}
+
+// A tile as it enters the arithmetic: NaN is -inf, +inf is the largest finite number. `x` has kTile
+// readable entries, -inf past the end of the row.
+struct TileView {
+    const float* x;
+    float maximum;
+    bool has_nan;
+};
+
+DSPARK_DEVICE float read_logit(float x) { return x != x ? -kInfinity : x < kFltMax ? x : kFltMax; }
+
+// A single entry.
+DSPARK_DEVICE float read_entry(const Row& row, int64_t index) {
+    switch (row.dtype) {
+        case FloatType::kBFloat16:
+            return read_logit(to_float(static_cast<const BFloat16*>(row.data)[index]));
+        case FloatType::kFloat16:
+            return read_logit(to_float(static_cast<const Float16*>(row.data)[index]));
+        case FloatType::kFloat32: break;
+    }
+    return read_logit(static_cast<const float*>(row.data)[index]);
+}
+
+// Largest entry of [0, kTile) as max() sees it, NaN apart.
+DSPARK_DEVICE TileView tile_maximum(const float* x) {
+    constexpr int kWidth = FloatVector::kWidth;
+    FloatVector top[4] = {FloatVector(-kInfinity), FloatVector(-kInfinity), FloatVector(-kInfinity),
+                          FloatVector(-kInfinity)};
+    VectorMask nan = is_nan(top[0]);
+    for (int i = 0; i < kTile; i += 4 * kWidth) {
+        for (int j = 0; j < 4; ++j) {
+            const FloatVector value = load(x + i + j * kWidth);
+            nan = nan | is_nan(value);
+            top[j] = max(value, top[j]);
+        }
+    }
+    float lanes[kWidth];
+    store(lanes, max(max(top[0], top[1]), max(top[2], top[3])));
+    float maximum = lanes[0];
+    for (float lane : lanes) maximum = lane > maximum ? lane : maximum;
+    return {x, maximum, any(nan)};
+}
+
+template <class T>
+DSPARK_DEVICE void widen(const T* from, int count, float* to) {
+    constexpr int kWidth = FloatVector::kWidth;
+    int i = 0;
+    for (; i + kWidth <= count; i += kWidth) store(to + i, load(from + i));
+    for (; i < count; ++i) to[i] = to_float(from[i]);
+    for (; i < kTile; ++i) to[i] = -kInfinity;
+}
+
+// Reads one tile; in place where the memory allows, else through `buffer` ([kTile]).
+DSPARK_DEVICE TileView read_tile(const Row& row, int tile, float* buffer) {
+    const int64_t start = static_cast<int64_t>(tile) * kTile;
+    const int count = tile_size(row, tile);
+    const float* x = buffer;
+    switch (row.dtype) {
+        case FloatType::kBFloat16:
+            widen(static_cast<const BFloat16*>(row.data) + start, count, buffer);
+            break;
+        case FloatType::kFloat16:
+            widen(static_cast<const Float16*>(row.data) + start, count, buffer);
+            break;
+        case FloatType::kFloat32:
+            x = static_cast<const float*>(row.data) + start;
+            if (count < kTile) {
+                widen(x, count, buffer);
+                x = buffer;
+            }
+            break;
+    }
+    TileView view = tile_maximum(x);
+    if (view.has_nan || view.maximum > kFltMax) {
+        for (int i = 0; i < kTile; ++i) buffer[i] = read_logit(x[i]);
+        view.x = buffer;
+        view.maximum = view.maximum > kFltMax ? kFltMax : view.maximum;
+    }
+    return view;
+}
+
+// for h = 128, 64, ..., 1: lanes[l] += lanes[l + h].
+DSPARK_DEVICE float halving_tree(float* lanes) {
+    constexpr int kWidth = FloatVector::kWidth;
+    int half = kLanes / 2;
+    for (; half >= kWidth; half /= 2) {
+        for (int l = 0; l < half; l += kWidth) {
+            store(lanes + l, load(lanes + l) + load(lanes + l + half));
+        }
+    }
+    for (; half > 0; half /= 2) {
+        for (int l = 0; l < half; ++l) lanes[l] += lanes[l + half];
+    }
+    return lanes[0];
+}
+
+// Canonical sum of entries(i) over i in [0, count): 256 lanes in index order, then a halving tree.
+// entries(i) yields the vector of entries i .. i + kWidth - 1, zeros past the end.
+template <class Entries>
+DSPARK_DEVICE float canonical_sum(int count, Entries entries) {
+    constexpr int kWidth = FloatVector::kWidth;
+    constexpr int kStep = 4 * kWidth;
+    float lanes[kLanes];
+    for (int lane = 0; lane < kLanes; lane += kStep) {
+        FloatVector sum[4] = {FloatVector(0.0f), FloatVector(0.0f), FloatVector(0.0f),
+                              FloatVector(0.0f)};
+        for (int i = lane; i < count; i += kLanes) {
+            for (int j = 0; j < 4; ++j) sum[j] = sum[j] + entries(i + j * kWidth);
+        }
+        for (int j = 0; j < 4; ++j) store(lanes + lane + j * kWidth, sum[j]);
+    }
+    return halving_tree(lanes);
+}
+
+// Weights of a tile: exp2((x - maximum) * scale), 0 below `lowest`.
+struct TileWeights {
+    const float* x;
+    FloatVector maximum;
+    FloatVector scale;
+    FloatVector lowest;
+
+    DSPARK_DEVICE TileWeights(const float* tile, float tile_max, float exponent_scale,
+                              float lowest_kept = -kInfinity)
+        : x(tile), maximum(tile_max), scale(exponent_scale), lowest(lowest_kept) {}
+
+    DSPARK_DEVICE FloatVector operator()(int i) const {
+        const FloatVector value = load(x + i);
+        return zero_if(less(value, lowest), exp2_nonpositive((value - maximum) * scale));
+    }
+};
+
+// First level of a draw: the tile that v falls in, and the mass before it. tile = -1 if all are 0.
+struct TileChoice {
+    int tile;
+    double before;
+};
+DSPARK_DEVICE TileChoice choose_tile(const double* totals, int count, double v) {
+    TileChoice choice = {-1, 0.0};
+    double before = 0.0;
+    for (int t = 0; t < count; ++t) {
+        if (!(totals[t] > 0.0)) continue;
+        choice = {t, before};
+        if (before + totals[t] > v) break;
+        before += totals[t];
+    }
+    return choice;
+}
+
+// Second level: the entry of the tile that `ratio` (0 at its begin, 1 at its end) falls on. In
+// integers, so that the order of summation does not matter. Needs an entry above 0.
+DSPARK_DEVICE int draw_in_tile(const float* weights, int count, double ratio) {
+    float largest = 0.0f;
+    for (int i = 0; i < count; ++i) largest = weights[i] > largest ? weights[i] : largest;
+    const int exponent = static_cast<int>(bit_cast<uint32_t>(largest) >> 23) - 126;
+    const double scale = power_of_two(50 - exponent);
+    int64_t total = 0;
+    for (int i = 0; i < count; ++i) {
+        total += static_cast<int64_t>(static_cast<double>(weights[i]) * scale);
+    }
+    const double whole = static_cast<double>(total);
+    const double wanted = (ratio > 0.0 ? ratio : 0.0) * whole;
+    const int64_t k = wanted >= whole ? total - 1 : static_cast<int64_t>(wanted);
+    int64_t prefix = 0;
+    int last = 0;
+    for (int i = 0; i < count; ++i) {
+        prefix += static_cast<int64_t>(static_cast<double>(weights[i]) * scale);
+        last = i;
+        if (prefix > k) break;
+    }
+    return last;
+}
+
+}  // namespace dspark::DSPARK_ISA
