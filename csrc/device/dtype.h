@@ -8,7 +8,9 @@
 
 namespace dspark::DSPARK_ISA {
 
-DSPARK_DEVICE float to_float(float a) { return a; }
+DSPARK_DEVICE float to_float(float a) {
+    return a;
+}
 DSPARK_DEVICE float to_float(BFloat16 a) {
     return bit_cast<float>(static_cast<uint32_t>(a.bits) << 16);
 }

@@ -26,12 +26,24 @@ DSPARK_DEVICE To bit_cast(From from) {
     return to;
 }
 
-DSPARK_DEVICE float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
-DSPARK_DEVICE double fma(double a, double b, double c) { return __builtin_fma(a, b, c); }
-DSPARK_DEVICE float rint(float a) { return __builtin_rintf(a); }
-DSPARK_DEVICE double rint(double a) { return __builtin_rint(a); }
-DSPARK_DEVICE bool less(float a, float b) { return a < b; }
-DSPARK_DEVICE float zero_if(bool condition, float a) { return condition ? 0.0f : a; }
+DSPARK_DEVICE float fma(float a, float b, float c) {
+    return __builtin_fmaf(a, b, c);
+}
+DSPARK_DEVICE double fma(double a, double b, double c) {
+    return __builtin_fma(a, b, c);
+}
+DSPARK_DEVICE float rint(float a) {
+    return __builtin_rintf(a);
+}
+DSPARK_DEVICE double rint(double a) {
+    return __builtin_rint(a);
+}
+DSPARK_DEVICE bool less(float a, float b) {
+    return a < b;
+}
+DSPARK_DEVICE float zero_if(bool condition, float a) {
+    return condition ? 0.0f : a;
+}
 
 // p * 2^n, exact, for p in [0.5, 2) and integral n in [-125, 0]. For any other n: some value.
 DSPARK_DEVICE float scale_exponent(float p, float n) {

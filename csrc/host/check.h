@@ -22,17 +22,28 @@ using torch::stable::Tensor;
 
 inline const char* dtype_name(ScalarType dtype) {
     switch (dtype) {
-        case ScalarType::Float: return "float32";
-        case ScalarType::Double: return "float64";
-        case ScalarType::Half: return "float16";
-        case ScalarType::BFloat16: return "bfloat16";
-        case ScalarType::Int: return "int32";
-        case ScalarType::Long: return "int64";
-        case ScalarType::Short: return "int16";
-        case ScalarType::Char: return "int8";
-        case ScalarType::Byte: return "uint8";
-        case ScalarType::Bool: return "bool";
-        default: return torch::headeronly::toString(dtype);
+        case ScalarType::Float:
+            return "float32";
+        case ScalarType::Double:
+            return "float64";
+        case ScalarType::Half:
+            return "float16";
+        case ScalarType::BFloat16:
+            return "bfloat16";
+        case ScalarType::Int:
+            return "int32";
+        case ScalarType::Long:
+            return "int64";
+        case ScalarType::Short:
+            return "int16";
+        case ScalarType::Char:
+            return "int8";
+        case ScalarType::Byte:
+            return "uint8";
+        case ScalarType::Bool:
+            return "bool";
+        default:
+            return torch::headeronly::toString(dtype);
     }
 }
 
@@ -55,7 +66,7 @@ struct Dim {
 //     Arg("sample", "seeds", seeds).on_cpu().dtype({ScalarType::Long}).shape({{"N",
 //     rows}}).dense();
 class Arg {
-public:
+  public:
     Arg(const char* op, const char* name, const Tensor& tensor)
         : op_(op), name_(name), tensor_(tensor) {}
 
@@ -107,7 +118,7 @@ public:
         return *this;
     }
 
-private:
+  private:
     const char* op_;
     const char* name_;
     const Tensor& tensor_;

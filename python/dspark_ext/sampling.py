@@ -1,9 +1,9 @@
 """Target law, draws and lossless rejection sampling.
 
 Rules: token (Leviathan et al. 2023, arXiv 2211.17192, algorithm 1) and block (Sun et al. 2024,
-arXiv 2403.10444, algorithm 2). The exact arithmetic, random numbers and degenerate cases are fixed by
-docs/numerics.md: the same inputs and seeds give the same integers on every backend, for any batch
-size, batch order and thread count. Randomness is a function of (seed, position) alone.
+arXiv 2403.10444, algorithm 2). The exact arithmetic, random numbers and degenerate cases are fixed
+by docs/numerics.md: the same inputs and seeds give the same integers on every backend, for any
+batch size, batch order and thread count. Randomness is a function of (seed, position) alone.
 
 Per-request (or per-row) parameters are tensors of that length or plain numbers, which apply to all.
 Errors are `RuntimeError`s that name the op, the argument, what was expected and what came.
@@ -47,7 +47,7 @@ class BlockAcceptance(NamedTuple):
 
     prefix_prob: Tensor  # [B, K] float64: prefix_i, the joint acceptance of drafts 1 .. i
     residual_mass: Tensor  # [B, K] float64: mass of max(prefix_i p - q, 0); 0 at the last draft
-    accept_prob: Tensor  # [B, K] float64: accept_i; the accepted length is the largest i with u_i < it
+    accept_prob: Tensor  # [B, K] float64: accept_i; the largest i with u_i < accept_i is the length
 
 
 def _expand(value, size: int, dtype: torch.dtype, like: Tensor) -> Tensor | None:
@@ -87,8 +87,8 @@ def rejection_sample(
 
     Args:
         target_logits: [N, V] float32, bfloat16 or float16, any row stride. Request b owns rows
-            `query_start_loc[b]` to `query_start_loc[b + 1] - 1`, its n_b drafts plus one; row i judges
-            draft i + 1, the last row gives the token after the drafts. Rows past
+            `query_start_loc[b]` to `query_start_loc[b + 1] - 1`, its n_b drafts plus one; row i
+            judges draft i + 1, the last row gives the token after the drafts. Rows past
             `query_start_loc[B]` are not read.
         draft_token_ids: [B, K] int64 or int32; the first n_b count. An id outside [0, V) ends the
             block there: the next token is a plain draw from that row. Use -1 for "no proposal".
@@ -97,15 +97,17 @@ def rejection_sample(
             n_b on are not read.
         query_start_loc: [B + 1] int32 or int64.
         method: "block" or "token" (also "standard"); "greedy" (argmax for every request);
-            "synthetic" (accepts at given rates whatever the laws say; for benchmarks, not lossless).
+            "synthetic" (accepts at given rates whatever the laws say; for benchmarks, not
+            lossless).
         temperature: [B] float32, finite, >= 0. 0 is greedy: drafts stand while they are the argmax
             (lowest id among equals).
         draft_temperature: [B] float32; by default `temperature`. 0: the drafts were the argmax.
-        top_k, top_p, min_p: [B] int32 or int64, float32, float32; filters of the target law, applied
-            in this order after temperature. 0 (or >= V), 1 and 0 are off.
-        seeds, positions: [B] int64; `positions` is the absolute position of each request's first draft.
-        draft_probs: [B, K, V_draft] float32, instead of `draft_logits`. With neither, q is one at the
-            drafted id.
+        top_k, top_p, min_p: [B] int32 or int64, float32, float32; filters of the target law,
+            applied in this order after temperature. 0 (or >= V), 1 and 0 are off.
+        seeds, positions: [B] int64; `positions` is the absolute position of each request's first
+            draft.
+        draft_probs: [B, K, V_draft] float32, instead of `draft_logits`. With neither, q is one at
+            the drafted id.
         synthetic_acceptance_rates: [K] float32, see `synthetic_acceptance_rates`.
         uniforms: [B, K + 1] float64 in [0, 1) instead of the random numbers, for comparisons: K
             acceptance draws, then the draw of the last token.
@@ -163,8 +165,8 @@ def target_probs(
     """The law that `sample` and `rejection_sample` use: [N, V] float32 probabilities.
 
     `logits` is [N, V] float32, bfloat16 or float16 of any row stride; the parameters are [N] or
-    numbers, as in `rejection_sample`. At temperature 0 the row is one-hot at the argmax. NaN counts as
-    -inf; a row with nothing above -inf is all zeros. `out` is written and returned if given.
+    numbers, as in `rejection_sample`. At temperature 0 the row is one-hot at the argmax. NaN counts
+    as -inf; a row with nothing above -inf is all zeros. `out` is written and returned if given.
 
     Example:
         >>> target_probs(torch.tensor([[0.0, 0.0, -1.0]]), top_k=2)
@@ -200,11 +202,11 @@ def sample(
     """Draws one token per row of `logits` [N, V], by one uniform number per row (inverse CDF).
 
     `seeds` and `positions` are [N] int64 or numbers: the token's request and absolute position.
-    `stream` is "resample" (target tokens) or "draft" (the first token of a draft block): proposal and
-    verifier must not share random numbers. `uniforms` [N] float64 in [0, 1) replaces the draws. With
-    the same seed, position and stream, the token equals the one `rejection_sample` draws from that
-    row when it has no proposal there. A row with nothing above -inf gives token 0, log-probability
-    -inf. Other parameters as in `target_probs`.
+    `stream` is "resample" (target tokens) or "draft" (the first token of a draft block): proposal
+    and verifier must not share random numbers. `uniforms` [N] float64 in [0, 1) replaces the draws.
+    With stream "resample" the token is the one `rejection_sample` draws from that row, for the same
+    seed and position, where it has no proposal. A row with nothing above -inf gives token 0 and
+    log-probability -inf. Other parameters as in `target_probs`.
 
     Example:
         >>> sample(torch.tensor([[0.0, 3.0]]), temperature=0.0, seeds=1, positions=0)
@@ -241,9 +243,10 @@ def block_acceptance(
     min_p: Tensor | float | None = None,
     draft_probs: Tensor | None = None,
 ) -> BlockAcceptance:
-    """The probabilities that method "block" of `rejection_sample` decides by, for tests and research.
+    """The probabilities that method "block" of `rejection_sample` decides by.
 
-    Arguments as there. Positions from the first slot without a proposal on are 0.
+    For tests and research. Arguments as there. Positions from the first slot without a proposal on
+    are 0.
 
     Example (p = (.2, .3, .5), q = (.5, .3, .2) at both slots, drafts 2 then 0):
         >>> p, q = torch.tensor([0.2, 0.3, 0.5]), torch.tensor([0.5, 0.3, 0.2])
@@ -279,9 +282,9 @@ def synthetic_acceptance_rates(
 ) -> Tensor:
     """Conditional acceptance rates [K] float32 for a wanted mean number of emitted tokens.
 
-    `length` counts the token after the accepted drafts, so 1 <= length <= num_drafts + 1. Of all rates
-    with that mean these vary least: `floor(length - 1)` drafts always stand, the next one with the
-    fractional part as its probability, none after it.
+    `length` counts the token after the accepted drafts, so 1 <= length <= num_drafts + 1. Of all
+    rates with that mean these vary least: `floor(length - 1)` drafts always stand, the next one
+    with the fractional part as its probability, none after it. ValueError outside these bounds.
 
     Example:
         >>> synthetic_acceptance_rates(3.5, 5)

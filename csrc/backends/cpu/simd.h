@@ -30,7 +30,9 @@ struct FloatVector {
 struct VectorMask {
     __mmask16 m;
 };
-DSPARK_DEVICE FloatVector load(const float* p) { return FloatVector(_mm512_loadu_ps(p)); }
+DSPARK_DEVICE FloatVector load(const float* p) {
+    return FloatVector(_mm512_loadu_ps(p));
+}
 DSPARK_DEVICE FloatVector load(const BFloat16* p) {
     const __m512i wide =
         _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
@@ -40,7 +42,9 @@ DSPARK_DEVICE FloatVector load(const Float16* p) {
     const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
     return FloatVector(_mm512_cvtph_ps(half));
 }
-DSPARK_DEVICE void store(float* p, FloatVector a) { _mm512_storeu_ps(p, a.v); }
+DSPARK_DEVICE void store(float* p, FloatVector a) {
+    _mm512_storeu_ps(p, a.v);
+}
 DSPARK_DEVICE FloatVector operator+(FloatVector a, FloatVector b) {
     return FloatVector(_mm512_add_ps(a.v, b.v));
 }
@@ -54,8 +58,7 @@ DSPARK_DEVICE FloatVector fma(FloatVector a, FloatVector b, FloatVector c) {
     return FloatVector(_mm512_fmadd_ps(a.v, b.v, c.v));
 }
 DSPARK_DEVICE FloatVector rint(FloatVector a) {
-    return FloatVector(
-        _mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+    return FloatVector(_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
 // a > b ? a : b, so b where either is NaN.
 DSPARK_DEVICE FloatVector max(FloatVector a, FloatVector b) {
@@ -70,7 +73,9 @@ DSPARK_DEVICE VectorMask is_nan(FloatVector a) {
 DSPARK_DEVICE VectorMask operator|(VectorMask a, VectorMask b) {
     return {static_cast<__mmask16>(a.m | b.m)};
 }
-DSPARK_DEVICE bool any(VectorMask a) { return a.m != 0; }
+DSPARK_DEVICE bool any(VectorMask a) {
+    return a.m != 0;
+}
 // Bit l: lane l of a is at least that of b.
 DSPARK_DEVICE uint32_t lanes_at_least(FloatVector a, FloatVector b) {
     return _mm512_cmp_ps_mask(a.v, b.v, _CMP_GE_OQ);
@@ -94,7 +99,9 @@ struct FloatVector {
 struct VectorMask {
     __m256 m;  // all ones where true
 };
-DSPARK_DEVICE FloatVector load(const float* p) { return FloatVector(_mm256_loadu_ps(p)); }
+DSPARK_DEVICE FloatVector load(const float* p) {
+    return FloatVector(_mm256_loadu_ps(p));
+}
 DSPARK_DEVICE FloatVector load(const BFloat16* p) {
     const __m256i wide =
         _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
@@ -103,7 +110,9 @@ DSPARK_DEVICE FloatVector load(const BFloat16* p) {
 DSPARK_DEVICE FloatVector load(const Float16* p) {
     return FloatVector(_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
 }
-DSPARK_DEVICE void store(float* p, FloatVector a) { _mm256_storeu_ps(p, a.v); }
+DSPARK_DEVICE void store(float* p, FloatVector a) {
+    _mm256_storeu_ps(p, a.v);
+}
 DSPARK_DEVICE FloatVector operator+(FloatVector a, FloatVector b) {
     return FloatVector(_mm256_add_ps(a.v, b.v));
 }
@@ -126,9 +135,15 @@ DSPARK_DEVICE FloatVector max(FloatVector a, FloatVector b) {
 DSPARK_DEVICE VectorMask less(FloatVector a, FloatVector b) {
     return {_mm256_cmp_ps(a.v, b.v, _CMP_LT_OQ)};
 }
-DSPARK_DEVICE VectorMask is_nan(FloatVector a) { return {_mm256_cmp_ps(a.v, a.v, _CMP_UNORD_Q)}; }
-DSPARK_DEVICE VectorMask operator|(VectorMask a, VectorMask b) { return {_mm256_or_ps(a.m, b.m)}; }
-DSPARK_DEVICE bool any(VectorMask a) { return _mm256_movemask_ps(a.m) != 0; }
+DSPARK_DEVICE VectorMask is_nan(FloatVector a) {
+    return {_mm256_cmp_ps(a.v, a.v, _CMP_UNORD_Q)};
+}
+DSPARK_DEVICE VectorMask operator|(VectorMask a, VectorMask b) {
+    return {_mm256_or_ps(a.m, b.m)};
+}
+DSPARK_DEVICE bool any(VectorMask a) {
+    return _mm256_movemask_ps(a.m) != 0;
+}
 // Bit l: lane l of a is at least that of b.
 DSPARK_DEVICE uint32_t lanes_at_least(FloatVector a, FloatVector b) {
     return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(a.v, b.v, _CMP_GE_OQ)));
@@ -161,7 +176,9 @@ DSPARK_DEVICE FloatVector load(const T* p) {
     DSPARK_LANES out.v[lane] = to_float(p[lane]);
     return out;
 }
-DSPARK_DEVICE void store(float* p, const FloatVector& a) { DSPARK_LANES p[lane] = a.v[lane]; }
+DSPARK_DEVICE void store(float* p, const FloatVector& a) {
+    DSPARK_LANES p[lane] = a.v[lane];
+}
 DSPARK_DEVICE FloatVector operator+(FloatVector a, const FloatVector& b) {
     DSPARK_LANES a.v[lane] += b.v[lane];
     return a;

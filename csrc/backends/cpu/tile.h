@@ -11,7 +11,9 @@ namespace dspark::DSPARK_ISA {
 constexpr int kTile = 4096;
 constexpr int kLanes = 256;
 
-DSPARK_DEVICE int num_tiles(int64_t size) { return static_cast<int>((size + kTile - 1) / kTile); }
+DSPARK_DEVICE int num_tiles(int64_t size) {
+    return static_cast<int>((size + kTile - 1) / kTile);
+}
 
 // One row of logits; its entries are consecutive in memory.
 struct Row {
@@ -34,7 +36,9 @@ struct TileView {
     bool has_nan;
 };
 
-DSPARK_DEVICE float read_logit(float x) { return x != x ? -kInfinity : x < kFltMax ? x : kFltMax; }
+DSPARK_DEVICE float read_logit(float x) {
+    return x != x ? -kInfinity : x < kFltMax ? x : kFltMax;
+}
 
 // A single entry.
 DSPARK_DEVICE float read_entry(const Row& row, int64_t index) {
@@ -43,7 +47,8 @@ DSPARK_DEVICE float read_entry(const Row& row, int64_t index) {
             return read_logit(to_float(static_cast<const BFloat16*>(row.data)[index]));
         case FloatType::kFloat16:
             return read_logit(to_float(static_cast<const Float16*>(row.data)[index]));
-        case FloatType::kFloat32: break;
+        case FloatType::kFloat32:
+            break;
     }
     return read_logit(static_cast<const float*>(row.data)[index]);
 }

@@ -21,7 +21,7 @@ struct Ending {
 };
 
 class RequestVerifier {
-public:
+  public:
     RequestVerifier(const VerifyArgs& args, int64_t request, Workspace& workspace)
         : args_(args),
           b_(request),
@@ -48,7 +48,7 @@ public:
         }
     }
 
-private:
+  private:
     // One draft after the other; the first failure ends the block.
     Ending token_accept() {
         for (int i = 0; i < num_drafts_; ++i) {

@@ -9,7 +9,7 @@ namespace {
 
 // A law of its own memory, for ops that look at one row at a time.
 class RowLaw {
-public:
+  public:
     explicit RowLaw(int64_t vocab)
         : tile_max_(new float[num_tiles(vocab)]),
           tile_sum_(new float[num_tiles(vocab)]),
@@ -32,7 +32,7 @@ public:
         return law_;
     }
 
-private:
+  private:
     Law law_ = {};
     float* tile_max_;
     float* tile_sum_;
@@ -133,9 +133,13 @@ void evaluate_exp2_nonpositive(const float* z, float* out, int64_t count) {
     for (; i < count; ++i) out[i] = exp2_nonpositive(z[i]);
 }
 
-double evaluate_exp2_double(double z) { return exp2_double(z); }
+double evaluate_exp2_double(double z) {
+    return exp2_double(z);
+}
 
-double evaluate_log2_double(double y) { return log2_double(y); }
+double evaluate_log2_double(double y) {
+    return log2_double(y);
+}
 
 double evaluate_uniform(int64_t seed, int64_t position, uint32_t stream, int32_t slot) {
     return uniform(seed, position, static_cast<Stream>(stream), slot);

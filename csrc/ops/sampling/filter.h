@@ -45,7 +45,7 @@ DSPARK_DEVICE Cut stricter(Cut a, Cut b) {
 
 // One row while its cut is being found.
 class RowFilter {
-public:
+  public:
     RowFilter(Law& law, Workspace& workspace)
         : law_(law), workspace_(workspace), list_(workspace.candidates) {}
 
@@ -103,7 +103,7 @@ public:
         law_.total = add_up(law_.tile_sum);
     }
 
-private:
+  private:
     static constexpr int32_t kNoTie = -1;
 
     // A threshold at which the condition holds, if there is one, with the entries from there on

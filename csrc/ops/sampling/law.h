@@ -13,7 +13,9 @@ DSPARK_DEVICE bool is_kept(Cut cut, float x, int64_t id) {
     return x > cut.x || (x == cut.x && id <= cut.id);
 }
 
-DSPARK_DEVICE Row row_of(const Law& law) { return {law.row, law.dtype, law.vocab}; }
+DSPARK_DEVICE Row row_of(const Law& law) {
+    return {law.row, law.dtype, law.vocab};
+}
 
 // e_t and Z from the tile maxima and sums.
 DSPARK_DEVICE void add_tiles(Law& law) {

@@ -24,9 +24,12 @@ using OptionalTensor = std::optional<Tensor>;
 
 FloatType float_type(const Tensor& tensor) {
     switch (tensor.scalar_type()) {
-        case ScalarType::BFloat16: return FloatType::kBFloat16;
-        case ScalarType::Half: return FloatType::kFloat16;
-        default: return FloatType::kFloat32;
+        case ScalarType::BFloat16:
+            return FloatType::kBFloat16;
+        case ScalarType::Half:
+            return FloatType::kFloat16;
+        default:
+            return FloatType::kFloat32;
     }
 }
 
@@ -280,7 +283,7 @@ VerifyArgs check_verify(const char* op, const VerifyInputs& in) {
 
 // Room for the laws of every row: 16 bytes per tile of 4096 entries.
 class LawTable {
-public:
+  public:
     LawTable(int64_t laws, int64_t vocab) {
         const int64_t tiles = (vocab + 4095) / 4096;
         laws_.resize(static_cast<size_t>(laws), Law{});
@@ -295,7 +298,7 @@ public:
     }
     Law* data() { return laws_.data(); }
 
-private:
+  private:
     std::vector<Law> laws_;
     std::vector<float> floats_;
     std::vector<double> doubles_;

@@ -18,7 +18,7 @@ struct Candidates {
 };
 
 class Workspace {
-public:
+  public:
     Workspace(int64_t vocab, int64_t num_drafts)
         : prefixes(allocate<double>(num_drafts)),
           totals(allocate<double>(num_tiles(vocab))),
@@ -48,7 +48,7 @@ public:
     float* sums;       // [tiles]
     Candidates candidates;
 
-private:
+  private:
     template <class T>
     static T* allocate(int64_t count) {
         return static_cast<T*>(::operator new(sizeof(T) * static_cast<size_t>(count)));

@@ -2,6 +2,7 @@
 
 import torch
 
+
 @torch.library.register_fake("dspark_ext::rejection_sample")
 def _(
     target_logits,
