@@ -29,8 +29,8 @@ Isa choose_isa() {
         }
         return isa;
     }
-    throw std::runtime_error(std::string("DSPARK_CPU_ISA: expected baseline, avx2 or avx512, got ") +
-                             wanted);
+    throw std::runtime_error(
+        std::string("DSPARK_CPU_ISA: expected baseline, avx2 or avx512, got ") + wanted);
 }
 
 }  // namespace
@@ -40,11 +40,24 @@ Isa active_isa() {
     return isa;
 }
 
+bool has_bf16_dots() {
+#if defined(__x86_64__)
+    static const bool has =
+        active_isa() == Isa::kAvx512 && __builtin_cpu_supports("avx512bf16") != 0;
+    return has;
+#else
+    return false;
+#endif
+}
+
 const char* isa_name(Isa isa) {
     switch (isa) {
-        case Isa::kAvx512: return "avx512";
-        case Isa::kAvx2: return "avx2";
-        case Isa::kBaseline: return "baseline";
+        case Isa::kAvx512:
+            return "avx512";
+        case Isa::kAvx2:
+            return "avx2";
+        case Isa::kBaseline:
+            return "baseline";
     }
     return "baseline";
 }

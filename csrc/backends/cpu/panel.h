@@ -9,6 +9,9 @@
 
 #include "backends/cpu/vec.h"
 
+// Sums stay in registers only as locals that no call sees: hence the copies and the inlining below.
+#define DSPARK_ALWAYS_INLINE inline __attribute__((always_inline))
+
 namespace dspark::DSPARK_ISA {
 
 inline constexpr int kPanelWidth = 32;
@@ -27,22 +30,33 @@ struct FloatPanel {
     }
 };
 
-// How far ahead of its use a bf16 panel is fetched. The hardware alone fetches too late once several
-// rows share a pass: arithmetic and memory then take turns instead of overlapping. (fp32 panels, twice
-// as long for the same arithmetic, did not gain.)
+// How far ahead of its use a bf16 panel is fetched. The hardware alone fetches too late once
+// several rows share a pass: arithmetic and memory then take turns instead of overlapping. (fp32
+// panels, twice as long for the same arithmetic, did not gain.)
 inline constexpr int64_t kPrefetchBytes = 4096;
 
-// Contiguous panel rows of bf16 pairs: element 2j is column j, element 2j + 1 is column j + 16.
+// bf16 panel rows 2i and 2i + 1 in one: the high half of 32-bit word c is row 2i of column c, the
+// low half row 2i + 1. An odd last row stands alone, as kPanelWidth bf16 values.
 struct PairPanel {
     const uint16_t* data;
 
-    void load_row(int64_t k, Vec (&columns)[kPanelVecs]) const {
-        constexpr int kHalf = kPanelVecs / 2;
-        __builtin_prefetch(reinterpret_cast<const char*>(data + k * kPanelWidth) + kPrefetchBytes);
-        for (int v = 0; v < kHalf; ++v) {
-            load_bf16_pairs(data + k * kPanelWidth + 2 * v * kLanes, columns[v],
-                            columns[kHalf + v]);
-        }
+    void load_even(int64_t k, Vec (&columns)[kPanelVecs]) const {
+        const uint16_t* words = data + k * kPanelWidth;
+        prefetch(words);
+        for (int v = 0; v < kPanelVecs; ++v) columns[v] = load_bf16_high(words + 2 * v * kLanes);
+    }
+    void load_odd(int64_t k, Vec (&columns)[kPanelVecs]) const {
+        const uint16_t* words = data + (k - 1) * kPanelWidth;
+        prefetch(words + kPanelWidth);
+        for (int v = 0; v < kPanelVecs; ++v) columns[v] = load_bf16_low(words + 2 * v * kLanes);
+    }
+    void load_last(int64_t k, Vec (&columns)[kPanelVecs]) const {
+        for (int v = 0; v < kPanelVecs; ++v)
+            columns[v] = load_bf16(data + k * kPanelWidth + v * kLanes);
+    }
+
+    static void prefetch(const uint16_t* words) {
+        __builtin_prefetch(reinterpret_cast<const char*>(words) + kPrefetchBytes);
     }
 };
 
@@ -66,18 +80,74 @@ struct PanelSums {
         }
     }
 
-    // Continues every chain over panel rows 0 .. depth - 1; row r of x is at x + r * x_stride.
-    template <class Panel>
-    void accumulate(const float* x, int64_t x_stride, Panel panel, int64_t depth) {
-        for (int64_t k = 0; k < depth; ++k) {
-            Vec columns[kPanelVecs];
-            panel.load_row(k, columns);
-            for (int r = 0; r < kRows; ++r) {
-                const Vec value = broadcast(x[r * x_stride + k]);
-                for (int v = 0; v < kPanelVecs; ++v) sum[r][v] = fma(value, columns[v], sum[r][v]);
-            }
+    // One link of every chain: row r adds x[r * x_stride] times the columns.
+    DSPARK_ALWAYS_INLINE void add_row(const float* x, int64_t x_stride,
+                                      const Vec (&columns)[kPanelVecs]) {
+        for (int r = 0; r < kRows; ++r) {
+            const Vec value = broadcast(x[r * x_stride]);
+            for (int v = 0; v < kPanelVecs; ++v) sum[r][v] = fma(value, columns[v], sum[r][v]);
         }
     }
+
+    // Continues every chain over panel rows 0 .. depth - 1; row r of x is at x + r * x_stride.
+    void accumulate(const float* x, int64_t x_stride, FloatPanel panel, int64_t depth) {
+        PanelSums local = *this;
+        Vec columns[kPanelVecs];
+        for (int64_t k = 0; k < depth; ++k) {
+            panel.load_row(k, columns);
+            local.add_row(x + k, x_stride, columns);
+        }
+        *this = local;
+    }
+    void accumulate(const float* x, int64_t x_stride, PairPanel panel, int64_t depth) {
+        PanelSums local = *this;
+        Vec columns[kPanelVecs];
+        for (int64_t k = 0; k + 1 < depth; k += 2) {
+            panel.load_even(k, columns);
+            local.add_row(x + k, x_stride, columns);
+            panel.load_odd(k + 1, columns);
+            local.add_row(x + k + 1, x_stride, columns);
+        }
+        if (depth % 2 != 0) {
+            panel.load_last(depth - 1, columns);
+            local.add_row(x + depth - 1, x_stride, columns);
+        }
+        *this = local;
+    }
+
+#if defined(__AVX512F__)
+    // accumulate() for bf16 rows, two links per instruction. x_pairs holds the row in the form of
+    // PairPanel's words, an odd last value in the low half of its word. The instruction adds the
+    // products of the high halves, then those of the low halves, each sum rounded; a product of two
+    // bf16 values is exact in fp32. So this is the same chain, with subnormals taken for zero.
+    __attribute__((target("avx512bf16"))) void accumulate_dots(const uint32_t* x_pairs,
+                                                               int64_t x_stride, PairPanel panel,
+                                                               int64_t depth) {
+        PanelSums local = *this;
+        const uint16_t* words = panel.data;
+        for (int64_t k = 0; k < depth; k += 2, words += 2 * kPanelWidth, ++x_pairs) {
+            __m512i left = _mm512_setzero_si512();
+            __m512i right = left;
+            if (k + 1 < depth) {
+                PairPanel::prefetch(words);
+                PairPanel::prefetch(words + kPanelWidth);
+                left = _mm512_loadu_si512(words);
+                right = _mm512_loadu_si512(words + kPanelWidth);
+            } else {
+                const auto* last = reinterpret_cast<const __m256i*>(words);
+                left = _mm512_maskz_cvtepu16_epi32(kAllLanes, _mm256_loadu_si256(last));
+                right = _mm512_maskz_cvtepu16_epi32(kAllLanes, _mm256_loadu_si256(last + 1));
+            }
+            for (int r = 0; r < kRows; ++r) {
+                const auto value =
+                    (__m512bh)_mm512_set1_epi32(static_cast<int>(x_pairs[r * x_stride]));
+                local.sum[r][0] = _mm512_dpbf16_ps(local.sum[r][0], value, (__m512bh)left);
+                local.sum[r][1] = _mm512_dpbf16_ps(local.sum[r][1], value, (__m512bh)right);
+            }
+        }
+        *this = local;
+    }
+#endif
 };
 
 template <int kCount>

@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <cstring>
 
-#if defined(__AVX2__)
+#if defined(__SSE__)
 #include <immintrin.h>
 #endif
 
@@ -47,11 +47,13 @@ inline Vec load_bf16(const uint16_t* source) {
         _mm512_maskz_slli_epi32(kAllLanes, _mm512_maskz_cvtepu16_epi32(kAllLanes, half), 16));
 }
 
-// The even and the odd ones of 2 * kLanes consecutive bf16 values.
-inline void load_bf16_pairs(const uint16_t* source, Vec& even, Vec& odd) {
-    const __m512i words = _mm512_loadu_si512(source);
-    even = _mm512_castsi512_ps(_mm512_maskz_slli_epi32(kAllLanes, words, 16));
-    odd = _mm512_castsi512_ps(_mm512_and_si512(words, _mm512_set1_epi32(-65536)));
+// The bf16 values in the high and in the low halves of kLanes consecutive 32-bit words.
+inline Vec load_bf16_high(const uint16_t* words) {
+    return _mm512_castsi512_ps(
+        _mm512_and_si512(_mm512_loadu_si512(words), _mm512_set1_epi32(-65536)));
+}
+inline Vec load_bf16_low(const uint16_t* words) {
+    return _mm512_castsi512_ps(_mm512_maskz_slli_epi32(kAllLanes, _mm512_loadu_si512(words), 16));
 }
 
 // a0 b0 a1 b1 ...: the first (zip_low) or second (zip_high) kLanes floats of the interleaving.
@@ -91,10 +93,13 @@ inline Vec load_bf16(const uint16_t* source) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
 }
 
-inline void load_bf16_pairs(const uint16_t* source, Vec& even, Vec& odd) {
-    const __m256i words = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(source));
-    even = _mm256_castsi256_ps(_mm256_slli_epi32(words, 16));
-    odd = _mm256_castsi256_ps(_mm256_and_si256(words, _mm256_set1_epi32(-65536)));
+inline Vec load_bf16_high(const uint16_t* words) {
+    const __m256i all = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(words));
+    return _mm256_castsi256_ps(_mm256_and_si256(all, _mm256_set1_epi32(-65536)));
+}
+inline Vec load_bf16_low(const uint16_t* words) {
+    const __m256i all = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(words));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(all, 16));
 }
 
 inline Vec zip_low(Vec a, Vec b) {
@@ -141,11 +146,13 @@ inline Vec load_bf16(const uint16_t* source) {
              widen_bf16(source[3])}};
 }
 
-inline void load_bf16_pairs(const uint16_t* source, Vec& even, Vec& odd) {
-    for (int l = 0; l < kLanes; ++l) {
-        even.lane[l] = widen_bf16(source[2 * l]);
-        odd.lane[l] = widen_bf16(source[2 * l + 1]);
-    }
+inline Vec load_bf16_high(const uint16_t* words) {
+    return {
+        {widen_bf16(words[1]), widen_bf16(words[3]), widen_bf16(words[5]), widen_bf16(words[7])}};
+}
+inline Vec load_bf16_low(const uint16_t* words) {
+    return {
+        {widen_bf16(words[0]), widen_bf16(words[2]), widen_bf16(words[4]), widen_bf16(words[6])}};
 }
 
 inline Vec zip_low(Vec a, Vec b) {
@@ -156,5 +163,21 @@ inline Vec zip_high(Vec a, Vec b) {
 }
 
 #endif
+
+// While it lives, subnormal operands and results of this thread count as zero (x86 only).
+class FlushSubnormals {
+  public:
+#if defined(__SSE__)
+    explicit FlushSubnormals(bool enabled) : saved_(_mm_getcsr()) {
+        if (enabled) _mm_setcsr(saved_ | 0x8040);
+    }
+    ~FlushSubnormals() { _mm_setcsr(saved_); }
+
+  private:
+    unsigned saved_;
+#else
+    explicit FlushSubnormals(bool) {}
+#endif
+};
 
 }  // namespace dspark::DSPARK_ISA

@@ -2,11 +2,12 @@
 //
 // A weight [out_features, in_features] is packed into panels of 32 outputs,
 //     packed [num_panels, in_features, 32],   num_panels = ceil(out_features / 32),
-// zero beyond out_features. Output o is in panel o / 32, column c = o % 32. A column stands
-//     fp32: at element c of its panel row;
-//     bf16: at element 2 * (c % 16) + c / 16, so that the 32-bit word j of a panel row holds the
-//     columns
-//           j (low half) and j + 16 (high half), which a shift and a mask widen to fp32.
+// zero beyond out_features. Output o is column c = o % 32 of panel o / 32.
+//     fp32: element [panel, k, c] is weight[o, k].
+//     bf16: rows k = 2i and 2i + 1 are 32 words of 32 bits: word c has weight[o, 2i] in its high
+//     half
+//           and weight[o, 2i + 1] in its low half, the order in which dot-product instructions add
+//           the two. A last row k of odd in_features is stored as it is: element c is weight[o, k].
 #pragma once
 
 #include <cstdint>
@@ -30,7 +31,10 @@ struct PackLinearArgs {
 };
 
 struct LinearArgs {
-    const float* x;             // [num_rows, in_features], contiguous
+    const float* x;  // [num_rows, in_features], contiguous
+    const uint32_t*
+        x_pairs;  // or null; instead of x, bf16 [num_rows, ceil(in_features / 2)] words:
+                  // x[2i] high, x[2i + 1] low; the last of an odd number alone, low
     const void* packed_weight;  // [num_panels, in_features, 32], fp32 or bf16
     const float* bias;          // [out_features], or null
     float* out;                 // [num_rows, out_features], contiguous
@@ -38,6 +42,7 @@ struct LinearArgs {
     int64_t in_features;
     int64_t out_features;
     bool is_bf16;
+    bool flush_subnormals;
 };
 
 }  // namespace dspark

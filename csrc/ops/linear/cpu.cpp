@@ -9,17 +9,24 @@ namespace {
 
 static_assert(kLinearPanelOutputs == kPanelWidth);
 
+// Element of weight[column, k] in a packed panel.
+inline int64_t packed_index(int64_t k, int column, const PackLinearArgs& args) {
+    const bool is_pair = args.is_bf16 && (k | 1) < args.in_features;
+    return is_pair ? (k & ~int64_t{1}) * kPanelWidth + 2 * column + (k % 2 == 0)
+                   : k * kPanelWidth + column;
+}
+
 template <class Element>
 void pack_panel(const PackLinearArgs& args, int64_t panel) {
     const int64_t depth = args.in_features;
     const Element* weight = static_cast<const Element*>(args.weight);
     Element* packed = static_cast<Element*>(args.packed) + panel * depth * kPanelWidth;
     for (int column = 0; column < kPanelWidth; ++column) {
-        const int slot = args.is_bf16 ? 2 * (column % 16) + column / 16 : column;
         const int64_t output = panel * kPanelWidth + column;
         const bool exists = output < args.out_features;
         for (int64_t k = 0; k < depth; ++k) {
-            packed[k * kPanelWidth + slot] = exists ? weight[output * depth + k] : Element{0};
+            packed[packed_index(k, column, args)] =
+                exists ? weight[output * depth + k] : Element{0};
         }
     }
 }
@@ -52,6 +59,19 @@ void linear_panel(const LinearArgs& args, Panel panel, int64_t column, int64_t r
     });
 }
 
+#if defined(__AVX512F__)
+void linear_panel_dots(const LinearArgs& args, PairPanel panel, int64_t column, int64_t row_begin,
+                       int64_t row_end) {
+    const int64_t num_pairs = (args.in_features + 1) / 2;
+    for_row_groups(row_begin, row_end, [&](auto count, int64_t row) {
+        PanelSums<decltype(count)::kValue> sums;
+        sums.set(0.0f);
+        sums.accumulate_dots(args.x_pairs + row * num_pairs, num_pairs, panel, args.in_features);
+        store_outputs(args, sums, row, column);
+    });
+}
+#endif
+
 }  // namespace
 
 void pack_linear(const PackLinearArgs& args, int64_t panel_begin, int64_t panel_end) {
@@ -67,6 +87,7 @@ void pack_linear(const PackLinearArgs& args, int64_t panel_begin, int64_t panel_
 void linear(const LinearArgs& args, int64_t task_begin, int64_t task_end) {
     const int64_t chunks = linear_row_chunks(args.num_rows);
     const int64_t panel_size = args.in_features * kPanelWidth;
+    const FlushSubnormals flush(args.flush_subnormals);
     for (int64_t task = task_begin; task < task_end; ++task) {
         const int64_t panel = task / chunks;
         const int64_t row_begin = task % chunks * kLinearRowChunk;
@@ -76,6 +97,12 @@ void linear(const LinearArgs& args, int64_t task_begin, int64_t task_end) {
         if (args.is_bf16) {
             const auto* data =
                 static_cast<const uint16_t*>(args.packed_weight) + panel * panel_size;
+#if defined(__AVX512F__)
+            if (args.x_pairs != nullptr) {
+                linear_panel_dots(args, PairPanel{data}, column, row_begin, row_end);
+                continue;
+            }
+#endif
             linear_panel(args, PairPanel{data}, column, row_begin, row_end);
         } else {
             const auto* data = static_cast<const float*>(args.packed_weight) + panel * panel_size;

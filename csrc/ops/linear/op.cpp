@@ -3,6 +3,7 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -70,27 +71,53 @@ void check_linear(const Tensor& x, const Tensor& packed, const std::optional<Ten
     }
 }
 
+// Rows of bf16 as LinearArgs::x_pairs.
+std::unique_ptr<uint32_t[]> pair_rows(const uint16_t* x, int64_t num_rows, int64_t width) {
+    const int64_t num_pairs = (width + 1) / 2;
+    std::unique_ptr<uint32_t[]> pairs(new uint32_t[num_rows * num_pairs]);
+    uint32_t* pair = pairs.get();
+    for (int64_t row = 0; row < num_rows; ++row, x += width) {
+        for (int64_t k = 0; k + 1 < width; k += 2) {
+            *pair++ = static_cast<uint32_t>(x[k]) << 16 | x[k + 1];
+        }
+        if (width % 2 != 0) *pair++ = x[width - 1];
+    }
+    return pairs;
+}
+
 Tensor linear(const Tensor& x, const Tensor& packed_weight, const std::optional<Tensor>& bias,
               int64_t out_features) {
     check_linear(x, packed_weight, bias, out_features);
-    const Tensor rows = torch::stable::contiguous(
-        x.scalar_type() == ScalarType::Float ? x : torch::stable::to(x, ScalarType::Float));
     const Tensor packed = torch::stable::contiguous(packed_weight);
     std::optional<Tensor> flat_bias;
     if (bias) flat_bias = torch::stable::contiguous(*bias);
     std::vector<int64_t> shape(x.sizes().begin(), x.sizes().end());
     shape.back() = out_features;
-    Tensor out = torch::stable::new_empty(rows, shape);
+    Tensor out = torch::stable::new_empty(x, shape, ScalarType::Float);
 
     LinearArgs args{};
-    args.x = rows.const_data_ptr<float>();
+    args.num_rows = 1;
+    for (int64_t i = 0; i + 1 < x.dim(); ++i) args.num_rows *= x.size(i);
+    const bool all_bf16 =
+        x.scalar_type() == ScalarType::BFloat16 && packed.scalar_type() == ScalarType::BFloat16;
+    const bool use_dots = all_bf16 && cpu::has_bf16_dots();
+    const Tensor rows = torch::stable::contiguous(use_dots || x.scalar_type() == ScalarType::Float
+                                                      ? x
+                                                      : torch::stable::to(x, ScalarType::Float));
+    std::unique_ptr<uint32_t[]> pairs;
+    if (use_dots) {
+        pairs = pair_rows(static_cast<const uint16_t*>(rows.const_data_ptr()), args.num_rows,
+                          packed.size(1));
+        args.x_pairs = pairs.get();
+    } else {
+        args.x = rows.const_data_ptr<float>();
+    }
+    args.flush_subnormals = all_bf16;
     args.packed_weight = packed.const_data_ptr();
     args.bias = flat_bias ? flat_bias->const_data_ptr<float>() : nullptr;
     args.out = out.mutable_data_ptr<float>();
     args.in_features = packed.size(1);
     args.out_features = out_features;
-    args.num_rows = 1;
-    for (int64_t i = 0; i + 1 < x.dim(); ++i) args.num_rows *= x.size(i);
     args.is_bf16 = packed.scalar_type() == ScalarType::BFloat16;
     const int64_t tasks = packed.size(0) * linear_row_chunks(args.num_rows);
     const int64_t chunk_rows = args.num_rows < kLinearRowChunk ? args.num_rows : kLinearRowChunk;
