@@ -109,6 +109,7 @@ class Arg {
 
     // Elements of the last dimension next to each other; the other strides are free.
     const Arg& dense_rows() const {
+        if (tensor_.numel() == 0) return *this;
         const int64_t last = tensor_.dim() - 1;
         if (tensor_.size(last) > 1 && tensor_.stride(last) != 1) {
             fail(op_, name_,

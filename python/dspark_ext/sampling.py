@@ -51,11 +51,15 @@ class BlockAcceptance(NamedTuple):
 
 
 def _expand(value, size: int, dtype: torch.dtype, like: Tensor) -> Tensor | None:
-    """A number or tensor as a dense [size] tensor of `dtype`; the op checks the shape."""
+    """A number or tensor as a dense [size] tensor of `dtype`; the op checks the shape.
+
+    Fractions are not cut to integers: such a tensor goes on as it is, for the op to refuse.
+    """
     if value is None:
         return None
     if isinstance(value, Tensor):
-        value = value.to(dtype)
+        if dtype.is_floating_point or not value.is_floating_point():
+            value = value.to(dtype)
         return value.expand(size).contiguous() if value.dim() == 0 else value
     return torch.full((size,), value, dtype=dtype, device=like.device)
 
