@@ -15,7 +15,18 @@ from ._info import build_info, capabilities
 
 _missing.register()
 
-_FAMILIES = ("draft", "engine", "integrations", "reference", "sampling", "verify")
+_FAMILIES = (
+    "attention",
+    "decoder",
+    "draft",
+    "draft_head",
+    "engine",
+    "integrations",
+    "linear",
+    "reference",
+    "sampling",
+    "verify",
+)
 
 __all__ = ["__version__", "build_info", "capabilities", *_FAMILIES]
 
