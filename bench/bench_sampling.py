@@ -8,6 +8,7 @@ import itertools
 import eager_sampling
 import harness
 import torch
+
 from dspark_ext.sampling import rejection_sample
 
 VOCAB = 129280

@@ -30,7 +30,7 @@ def block_lengths(target, draft, target_at, draft_at, uniforms):
         ratio = prefix[:, i] * target_at[:, i] / draft_at[:, i]
         prefix[:, i + 1] = ratio.clamp(max=1.0)
     scaled = prefix[:, 1:num_drafts, None] * target[:, 1:num_drafts]
-    mass = (scaled - draft[:, 1:]).clamp_(min=0.0).sum(-1)
+    mass = scaled.sub_(draft[:, 1:]).clamp_(min=0.0).sum(-1)
     accept = mass / (mass + 1.0 - prefix[:, 1:num_drafts])
     accept = torch.cat([accept.nan_to_num(1.0), prefix[:, num_drafts:]], dim=1)
     passed = uniforms[:, :num_drafts] < accept
@@ -72,7 +72,7 @@ def rejection_sample(
     residual = target[rows, lengths] * scale
     rejected = lengths < num_drafts
     subtract = draft[rows, lengths.clamp(max=num_drafts - 1)] * rejected[:, None]
-    residual = (residual - subtract).clamp_(min=0.0)
+    residual = residual.sub_(subtract).clamp_(min=0.0)
 
     cumulative = residual.cumsum(-1)
     wanted = uniforms[:, num_drafts:].to(dtype) * cumulative[:, -1:]
