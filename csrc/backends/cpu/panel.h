@@ -7,10 +7,7 @@
 // vector width, nor on how rows and panels are spread over calls and threads.
 #pragma once
 
-#include "backends/cpu/vec.h"
-
-// Sums stay in registers only as locals that no call sees: hence the copies and the inlining below.
-#define DSPARK_ALWAYS_INLINE inline __attribute__((always_inline))
+#include "backends/cpu/simd_pairs.h"
 
 namespace dspark::DSPARK_ISA {
 
@@ -18,14 +15,18 @@ inline constexpr int kPanelWidth = 32;
 inline constexpr int kPanelVecs = kPanelWidth / kLanes;
 
 // Rows that share one pass over the panel: as many as the register file holds accumulators for.
-inline constexpr int kMaxPanelRows = kLanes == 16 ? 12 : 2;
+#if defined(__AVX512F__)
+inline constexpr int kMaxPanelRows = 12;
+#else
+inline constexpr int kMaxPanelRows = 2;
+#endif
 
 // Panel rows in fp32, `stride` floats apart.
 struct FloatPanel {
     const float* data;
     int64_t stride;
 
-    void load_row(int64_t k, Vec (&columns)[kPanelVecs]) const {
+    void load_row(int64_t k, FloatVector (&columns)[kPanelVecs]) const {
         for (int v = 0; v < kPanelVecs; ++v) columns[v] = load(data + k * stride + v * kLanes);
     }
 };
@@ -38,35 +39,34 @@ inline constexpr int64_t kPrefetchBytes = 4096;
 // bf16 panel rows 2i and 2i + 1 in one: the high half of 32-bit word c is row 2i of column c, the
 // low half row 2i + 1. An odd last row stands alone, as kPanelWidth bf16 values.
 struct PairPanel {
-    const uint16_t* data;
+    const BFloat16* data;
 
-    void load_even(int64_t k, Vec (&columns)[kPanelVecs]) const {
-        const uint16_t* words = data + k * kPanelWidth;
+    void load_even(int64_t k, FloatVector (&columns)[kPanelVecs]) const {
+        const BFloat16* words = data + k * kPanelWidth;
         prefetch(words);
-        for (int v = 0; v < kPanelVecs; ++v) columns[v] = load_bf16_high(words + 2 * v * kLanes);
+        for (int v = 0; v < kPanelVecs; ++v) columns[v] = load_high(words + 2 * v * kLanes);
     }
-    void load_odd(int64_t k, Vec (&columns)[kPanelVecs]) const {
-        const uint16_t* words = data + (k - 1) * kPanelWidth;
+    void load_odd(int64_t k, FloatVector (&columns)[kPanelVecs]) const {
+        const BFloat16* words = data + (k - 1) * kPanelWidth;
         prefetch(words + kPanelWidth);
-        for (int v = 0; v < kPanelVecs; ++v) columns[v] = load_bf16_low(words + 2 * v * kLanes);
+        for (int v = 0; v < kPanelVecs; ++v) columns[v] = load_low(words + 2 * v * kLanes);
     }
-    void load_last(int64_t k, Vec (&columns)[kPanelVecs]) const {
-        for (int v = 0; v < kPanelVecs; ++v)
-            columns[v] = load_bf16(data + k * kPanelWidth + v * kLanes);
+    void load_last(int64_t k, FloatVector (&columns)[kPanelVecs]) const {
+        for (int v = 0; v < kPanelVecs; ++v) columns[v] = load(data + k * kPanelWidth + v * kLanes);
     }
 
-    static void prefetch(const uint16_t* words) {
+    static void prefetch(const BFloat16* words) {
         __builtin_prefetch(reinterpret_cast<const char*>(words) + kPrefetchBytes);
     }
 };
 
 template <int kRows>
 struct PanelSums {
-    Vec sum[kRows][kPanelVecs];
+    FloatVector sum[kRows][kPanelVecs];
 
     void set(float value) {
         for (auto& row : sum) {
-            for (Vec& vec : row) vec = broadcast(value);
+            for (FloatVector& sums : row) sums = FloatVector(value);
         }
     }
     void load_from(const float* source, int64_t stride) {
@@ -80,11 +80,14 @@ struct PanelSums {
         }
     }
 
+    // Sums stay in registers only as locals that no call sees: hence the copies in accumulate() and
+    // the forced inlining here.
+
     // One link of every chain: row r adds x[r * x_stride] times the columns.
-    DSPARK_ALWAYS_INLINE void add_row(const float* x, int64_t x_stride,
-                                      const Vec (&columns)[kPanelVecs]) {
+    DSPARK_DEVICE void add_row(const float* x, int64_t x_stride,
+                               const FloatVector (&columns)[kPanelVecs]) {
         for (int r = 0; r < kRows; ++r) {
-            const Vec value = broadcast(x[r * x_stride]);
+            const FloatVector value = FloatVector(x[r * x_stride]);
             for (int v = 0; v < kPanelVecs; ++v) sum[r][v] = fma(value, columns[v], sum[r][v]);
         }
     }
@@ -92,7 +95,7 @@ struct PanelSums {
     // Continues every chain over panel rows 0 .. depth - 1; row r of x is at x + r * x_stride.
     void accumulate(const float* x, int64_t x_stride, FloatPanel panel, int64_t depth) {
         PanelSums local = *this;
-        Vec columns[kPanelVecs];
+        FloatVector columns[kPanelVecs];
         for (int64_t k = 0; k < depth; ++k) {
             panel.load_row(k, columns);
             local.add_row(x + k, x_stride, columns);
@@ -101,7 +104,7 @@ struct PanelSums {
     }
     void accumulate(const float* x, int64_t x_stride, PairPanel panel, int64_t depth) {
         PanelSums local = *this;
-        Vec columns[kPanelVecs];
+        FloatVector columns[kPanelVecs];
         for (int64_t k = 0; k + 1 < depth; k += 2) {
             panel.load_even(k, columns);
             local.add_row(x + k, x_stride, columns);
@@ -124,7 +127,7 @@ struct PanelSums {
                                                                int64_t x_stride, PairPanel panel,
                                                                int64_t depth) {
         PanelSums local = *this;
-        const uint16_t* words = panel.data;
+        const BFloat16* words = panel.data;
         for (int64_t k = 0; k < depth; k += 2, words += 2 * kPanelWidth, ++x_pairs) {
             __m512i left = _mm512_setzero_si512();
             __m512i right = left;
@@ -135,14 +138,14 @@ struct PanelSums {
                 right = _mm512_loadu_si512(words + kPanelWidth);
             } else {
                 const auto* last = reinterpret_cast<const __m256i*>(words);
-                left = _mm512_maskz_cvtepu16_epi32(kAllLanes, _mm256_loadu_si256(last));
-                right = _mm512_maskz_cvtepu16_epi32(kAllLanes, _mm256_loadu_si256(last + 1));
+                left = _mm512_maskz_cvtepu16_epi32(0xFFFF, _mm256_loadu_si256(last));
+                right = _mm512_maskz_cvtepu16_epi32(0xFFFF, _mm256_loadu_si256(last + 1));
             }
             for (int r = 0; r < kRows; ++r) {
                 const auto value =
                     (__m512bh)_mm512_set1_epi32(static_cast<int>(x_pairs[r * x_stride]));
-                local.sum[r][0] = _mm512_dpbf16_ps(local.sum[r][0], value, (__m512bh)left);
-                local.sum[r][1] = _mm512_dpbf16_ps(local.sum[r][1], value, (__m512bh)right);
+                local.sum[r][0].v = _mm512_dpbf16_ps(local.sum[r][0].v, value, (__m512bh)left);
+                local.sum[r][1].v = _mm512_dpbf16_ps(local.sum[r][1].v, value, (__m512bh)right);
             }
         }
         *this = local;

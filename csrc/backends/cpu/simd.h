@@ -191,8 +191,9 @@ DSPARK_DEVICE FloatVector operator*(FloatVector a, const FloatVector& b) {
     DSPARK_LANES a.v[lane] *= b.v[lane];
     return a;
 }
-// Correctly rounded without fma hardware, for finite values: the product is exact in double, the
-// sum is rounded to odd there, and rounding an odd double to float32 equals rounding once.
+// Correctly rounded without fma hardware: the product is exact in double, the sum is rounded to odd
+// there, and rounding an odd double to float32 equals rounding once. (Infinite and NaN sums have a
+// NaN error, which changes nothing.)
 DSPARK_DEVICE FloatVector fma(FloatVector a, const FloatVector& b, const FloatVector& c) {
     DSPARK_LANES {
         const double product = static_cast<double>(a.v[lane]) * static_cast<double>(b.v[lane]);
@@ -202,7 +203,7 @@ DSPARK_DEVICE FloatVector fma(FloatVector a, const FloatVector& b, const FloatVe
         const double error = (product - (sum - t)) + (addend - t);  // exact
         uint64_t bits = bit_cast<uint64_t>(sum);
         const uint64_t away = (error > 0.0) == (sum > 0.0) ? 1 : ~uint64_t{0};
-        bits += error != 0.0 && (bits & 1) == 0 ? away : 0;
+        bits += (error > 0.0 || error < 0.0) && (bits & 1) == 0 ? away : 0;
         a.v[lane] = static_cast<float>(bit_cast<double>(bits));
     }
     return a;

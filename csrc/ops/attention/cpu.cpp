@@ -10,8 +10,6 @@
 #include <cstring>
 
 #include "backends/cpu/panel.h"
-#include "device/dtype.h"
-#include "device/numeric.h"
 
 namespace dspark::DSPARK_ISA {
 namespace {
@@ -72,13 +70,6 @@ inline void set_zero(float* target, int64_t count) {
     std::memset(target, 0, static_cast<size_t>(count) * sizeof(float));
 }
 
-inline Vec load_elements(const float* source) {
-    return load(source);
-}
-inline Vec load_elements(const BFloat16* source) {
-    return load_bf16(&source->bits);
-}
-
 // tile[d][j] = element d of key j, for 32 keys; keys beyond `count` repeat the last one.
 template <class Element>
 void transpose_keys(const Element* keys, int64_t stride, int64_t count, int64_t dim, float* tile) {
@@ -89,11 +80,11 @@ void transpose_keys(const Element* keys, int64_t stride, int64_t count, int64_t 
         }
         int64_t d = 0;
         for (; d + kLanes <= dim; d += kLanes) {
-            Vec block[kLanes];
-            for (int l = 0; l < kLanes; ++l) block[l] = load_elements(rows[l] + d);
+            FloatVector block[kLanes];
+            for (int l = 0; l < kLanes; ++l) block[l] = load(rows[l] + d);
             // log2(kLanes) perfect shuffles of the rows transpose the block.
             for (int step = 1; step < kLanes; step *= 2) {
-                Vec shuffled[kLanes];
+                FloatVector shuffled[kLanes];
                 for (int l = 0; l < kLanes / 2; ++l) {
                     shuffled[2 * l] = zip_low(block[l], block[l + kLanes / 2]);
                     shuffled[2 * l + 1] = zip_high(block[l], block[l + kLanes / 2]);
@@ -176,7 +167,7 @@ void accumulate_values(const Task& task, const float* values, int64_t query_begi
 template <class Element>
 inline void widen(const Element* source, int64_t count, float* target) {
     int64_t d = 0;
-    for (; d + kLanes <= count; d += kLanes) store(target + d, load_elements(source + d));
+    for (; d + kLanes <= count; d += kLanes) store(target + d, load(source + d));
     for (; d < count; ++d) target[d] = to_float(source[d]);
 }
 

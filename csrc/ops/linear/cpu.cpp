@@ -96,7 +96,7 @@ void linear(const LinearArgs& args, int64_t task_begin, int64_t task_end) {
         const int64_t column = panel * kPanelWidth;
         if (args.is_bf16) {
             const auto* data =
-                static_cast<const uint16_t*>(args.packed_weight) + panel * panel_size;
+                static_cast<const BFloat16*>(args.packed_weight) + panel * panel_size;
 #if defined(__AVX512F__)
             if (args.x_pairs != nullptr) {
                 linear_panel_dots(args, PairPanel{data}, column, row_begin, row_end);
