@@ -2,9 +2,10 @@
 
 python bench/bench_linear.py [--only 576x1536] [--markdown bench/results/linear_cpu.md]
 
-Every implementation goes through enough copies of its weight to exceed the last-level cache, so that
-weights come from memory as they do while decoding. The implementations take turns, repeat by
-repeat; the time is the processor time of the calling thread, the least of all repeats, per call.
+Every implementation goes through enough copies of its weight to exceed the last-level cache twice,
+so that weights come from memory as they do while decoding. The implementations take turns, repeat
+by repeat; the time is the processor time of the calling thread, the least of all repeats, per call.
+"% of read" is the speed at which M=1 reads the weight, against a thread that only reads.
 """
 
 import argparse
@@ -14,8 +15,9 @@ import time
 
 import harness
 import torch
-from dspark_ext.linear import linear, pack_linear
 from torch.nn import functional
+
+from dspark_ext.linear import linear, pack_linear
 
 ROWS = (1, 2, 4, 6, 8, 16, 32, 96)
 # (in_features, out_features) of q/o, k/v, gate and up, down, output head
@@ -67,7 +69,7 @@ IMPLEMENTATIONS = {
 
 
 def read_bandwidth() -> float:
-    """Bytes per processor second of one thread that only reads: the best of two torch reductions."""
+    """Bytes per processor second of one thread that only reads (the best torch reduction)."""
     left, right = torch.ones(32 << 20), torch.ones(32 << 20)
     rates = []
     for _ in range(7):
@@ -125,7 +127,9 @@ def table(shape: tuple[int, int], best: dict[str, list[float]], bandwidth: float
     lines = [
         f"## {shape[0]} -> {shape[1]}",
         "",
-        "| us per call | " + " | ".join(f"M={rows}" for rows in ROWS) + " | % of read | M=6 : M=1 |",
+        "| us per call | "
+        + " | ".join(f"M={rows}" for rows in ROWS)
+        + " | % of read | M=6 : M=1 |",
         "|---" * (len(ROWS) + 3) + "|",
     ]
     for name, micros in best.items():
@@ -149,7 +153,9 @@ def main() -> None:
     parts = [
         "# linear on the CPU",
         f"{datetime.date.today().isoformat()}; "
-        + ", ".join(f"{key}: {value}" for key, value in facts.items() if key != "date"),
+        + ", ".join(
+            f"{key}: {value}" for key, value in facts.items() if key not in ("date", "commit")
+        ),
         __doc__.partition("\n\n")[2].partition("\n\n")[2].strip(),
     ]
     print("\n\n".join(parts), flush=True)
