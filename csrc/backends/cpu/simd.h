@@ -83,6 +83,9 @@ DSPARK_DEVICE uint32_t lanes_at_least(FloatVector a, FloatVector b) {
 DSPARK_DEVICE FloatVector zero_if(VectorMask condition, FloatVector a) {
     return FloatVector(_mm512_maskz_mov_ps(static_cast<__mmask16>(~condition.m), a.v));
 }
+DSPARK_DEVICE FloatVector select(VectorMask condition, FloatVector yes, FloatVector no) {
+    return FloatVector(_mm512_mask_blend_ps(condition.m, no.v, yes.v));
+}
 DSPARK_DEVICE FloatVector scale_exponent(FloatVector p, FloatVector n) {
     return FloatVector(_mm512_scalef_ps(p.v, n.v));
 }
@@ -151,6 +154,9 @@ DSPARK_DEVICE uint32_t lanes_at_least(FloatVector a, FloatVector b) {
 DSPARK_DEVICE FloatVector zero_if(VectorMask condition, FloatVector a) {
     return FloatVector(_mm256_andnot_ps(condition.m, a.v));
 }
+DSPARK_DEVICE FloatVector select(VectorMask condition, FloatVector yes, FloatVector no) {
+    return FloatVector(_mm256_blendv_ps(no.v, yes.v, condition.m));
+}
 DSPARK_DEVICE FloatVector scale_exponent(FloatVector p, FloatVector n) {
     const __m256i exponent = _mm256_slli_epi32(_mm256_cvtps_epi32(n.v), 23);
     return FloatVector(_mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(p.v), exponent)));
@@ -191,6 +197,12 @@ DSPARK_DEVICE FloatVector operator*(FloatVector a, const FloatVector& b) {
     DSPARK_LANES a.v[lane] *= b.v[lane];
     return a;
 }
+#if defined(__FP_FAST_FMAF)
+DSPARK_DEVICE FloatVector fma(FloatVector a, const FloatVector& b, const FloatVector& c) {
+    DSPARK_LANES a.v[lane] = __builtin_fmaf(a.v[lane], b.v[lane], c.v[lane]);
+    return a;
+}
+#else
 // Correctly rounded without fma hardware: the product is exact in double, the sum is rounded to odd
 // there, and rounding an odd double to float32 equals rounding once. (Infinite and NaN sums have a
 // NaN error, which changes nothing.)
@@ -208,6 +220,7 @@ DSPARK_DEVICE FloatVector fma(FloatVector a, const FloatVector& b, const FloatVe
     }
     return a;
 }
+#endif
 // Right for |a| < 2^22; beyond, only that the result stays beyond.
 DSPARK_DEVICE FloatVector rint(FloatVector a) {
     DSPARK_LANES a.v[lane] = (a.v[lane] + 0x1.8p23f) - 0x1.8p23f;
@@ -246,6 +259,11 @@ DSPARK_DEVICE uint32_t lanes_at_least(const FloatVector& a, const FloatVector& b
 DSPARK_DEVICE FloatVector zero_if(const VectorMask& condition, FloatVector a) {
     DSPARK_LANES a.v[lane] = condition.m[lane] ? 0.0f : a.v[lane];
     return a;
+}
+DSPARK_DEVICE FloatVector select(const VectorMask& condition, FloatVector yes,
+                                 const FloatVector& no) {
+    DSPARK_LANES yes.v[lane] = condition.m[lane] ? yes.v[lane] : no.v[lane];
+    return yes;
 }
 DSPARK_DEVICE FloatVector scale_exponent(FloatVector p, const FloatVector& n) {
     DSPARK_LANES p.v[lane] = scale_exponent(p.v[lane], n.v[lane]);

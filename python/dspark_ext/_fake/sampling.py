@@ -1,6 +1,15 @@
 """Fake kernels of the sampling family."""
 
 import torch
+from torch import Tensor
+
+
+def _check_devices(*arguments) -> None:
+    devices = {str(x.device) for x in arguments if isinstance(x, Tensor)}
+    if len(devices) > 1:
+        raise RuntimeError(
+            f"dspark_ext: expected target_logits and all other tensors on one device, got {devices}"
+        )
 
 
 @torch.library.register_fake("dspark_ext::rejection_sample")
@@ -22,6 +31,9 @@ def _(
     uniforms,
     return_logprobs,
 ):
+    _check_devices(
+        target_logits, draft_token_ids, draft_logits, draft_probs, query_start_loc, temperature
+    )
     batch, num_drafts = draft_token_ids.shape
 
     def new(shape, dtype):
@@ -39,11 +51,13 @@ def _(
 
 @torch.library.register_fake("dspark_ext::target_probs")
 def _(logits, temperature, top_k, top_p, min_p):
+    _check_devices(logits, temperature, top_k, top_p, min_p)
     return logits.new_empty(logits.shape, dtype=torch.float32)
 
 
 @torch.library.register_fake("dspark_ext::sample")
 def _(logits, temperature, top_k, top_p, min_p, seeds, positions, stream, uniforms):
+    _check_devices(logits, temperature, top_k, top_p, min_p, seeds, positions, uniforms)
     rows = logits.shape[0]
     return (
         logits.new_empty((rows,), dtype=torch.int64),

@@ -1,0 +1,197 @@
+// What of a row lies at or above a threshold: counts, canonical masses, ties, neighbours.
+//
+// The largest entries can be listed once; whatever lies within the list is then answered from it,
+// the rest tile by tile. Both ways give the same bits: leaving out zeros does not change a
+// canonical sum.
+#pragma once
+
+#include "ops/sampling/law.h"
+#include "ops/sampling/workspace.h"
+
+namespace dspark::DSPARK_ISA {
+
+constexpr int32_t kNoTie = -1;  // as Cut::id: only what is above Cut::x
+
+class RowMeasure {
+  public:
+    RowMeasure(const Law& law, Workspace& workspace)
+        : law_(law), workspace_(workspace), list_(workspace.candidates) {}
+
+    bool is_listed(float from) const { return listed_from_ <= from; }
+
+    // Lists the entries from `from` on; false if they are too many.
+    bool list(float from) {
+        constexpr int kWidth = FloatVector::kWidth;
+        list_.count = 0;
+        listed_from_ = kInfinity;
+        for (int t = 0; t < num_tiles(law_.vocab); ++t) {
+            if (!(law_.tile_max[t] >= from)) continue;
+            const float* x = reread_tile(law_, t, workspace_.target_tile);
+            for (int i = 0; i < kTile; i += kWidth) {
+                uint32_t hits = lanes_at_least(load(x + i), FloatVector(from));
+                if (list_.count + kWidth > list_.capacity) return false;
+                for (; hits != 0; hits &= hits - 1) append(t, i + __builtin_ctz(hits), x);
+            }
+        }
+        listed_from_ = from;
+        return true;
+    }
+
+    // How many entries a cut keeps.
+    int64_t count(Cut cut) {
+        int64_t total = 0;
+        if (listed_from_ <= cut.x) {
+            for (int i = 0; i < list_.count; ++i) total += is_kept(cut, list_.x[i], list_.id[i]);
+            return total;
+        }
+        for (int t = 0; t < num_tiles(law_.vocab); ++t) {
+            if (!(law_.tile_max[t] >= cut.x)) continue;
+            const float* x = read_kept(law_, cut, t, workspace_.target_tile);
+            for (int i = 0; i < kTile; ++i) total += x[i] >= cut.x;
+        }
+        return total;
+    }
+
+    // Their canonical mass.
+    double mass(Cut cut) {
+        sum_tiles(cut, workspace_.sums);
+        return add_up(workspace_.sums);
+    }
+
+    double add_up(const float* sums) const {
+        double total = 0.0;
+        for (int t = 0; t < num_tiles(law_.vocab); ++t) {
+            total += static_cast<double>(sums[t]) * law_.tile_scale[t];
+        }
+        return total;
+    }
+
+    // Canonical tile sums of what a cut keeps, and what they add up to.
+    void sum_tiles(Cut cut, float* sums) {
+        for (int t = 0; t < num_tiles(law_.vocab); ++t) sums[t] = 0.0f;
+        if (listed_from_ <= cut.x) {
+            for (int i = 0; i < list_.count;) i = sum_listed_tile(cut, i, sums);
+            return;
+        }
+        for (int t = 0; t < num_tiles(law_.vocab); ++t) {
+            if (!(law_.tile_max[t] >= cut.x)) continue;
+            const float* x = read_kept(law_, cut, t, workspace_.target_tile);
+            const TileWeights weights(x, law_.tile_max[t], law_.scale, cut.x);
+            sums[t] = canonical_sum(tile_size(row_of(law_), t), weights);
+        }
+    }
+
+    float weight_of(int tile, float x) const {
+        return exp2_nonpositive((x - law_.tile_max[tile]) * law_.scale);
+    }
+
+    // visit(id) for the entries equal to t in index order, until it returns false; true if it never
+    // did.
+    template <class Visit>
+    bool visit_ties(float t, Visit visit) {
+        constexpr int kWidth = FloatVector::kWidth;
+        if (listed_from_ <= t) {
+            for (int i = 0; i < list_.count; ++i) {
+                if (list_.x[i] == t && !visit(list_.id[i])) return false;
+            }
+            return true;
+        }
+        for (int tile = 0; tile < num_tiles(law_.vocab); ++tile) {
+            if (!(law_.tile_max[tile] >= t)) continue;
+            const float* x = reread_tile(law_, tile, workspace_.target_tile);
+            for (int i = 0; i < kTile; i += kWidth) {
+                uint32_t hits = lanes_at_least(load(x + i), FloatVector(t));
+                for (; hits != 0; hits &= hits - 1) {
+                    const int at = i + __builtin_ctz(hits);
+                    if (x[at] == t && !visit(tile * kTile + at)) return false;
+                }
+            }
+        }
+        return true;
+    }
+
+    // The entries next to t: the smallest at or above it, the largest below it.
+    struct Neighbours {
+        float at_least;
+        float below;
+    };
+    Neighbours neighbours(float t) {
+        Neighbours next = {kInfinity, -kInfinity};
+        if (is_listed(t)) {
+            for (int i = 0; i < list_.count; ++i) next = closer(next, list_.x[i], t);
+            return next;
+        }
+        for (int tile = 0; tile < num_tiles(law_.vocab); ++tile) {
+            if (law_.tile_max[tile] < t) {
+                next = closer(next, law_.tile_max[tile], t);
+            } else {
+                next = closer_in_tile(next, tile, t);
+            }
+        }
+        return next;
+    }
+
+  private:
+    static Neighbours closer(Neighbours next, float x, float t) {
+        if (x >= t) return {x < next.at_least ? x : next.at_least, next.below};
+        return {next.at_least, x > next.below ? x : next.below};
+    }
+
+    Neighbours closer_in_tile(Neighbours next, int tile, float t) {
+        constexpr int kWidth = FloatVector::kWidth;
+        const float* x = reread_tile(law_, tile, workspace_.target_tile);
+        const FloatVector zero(0.0f);
+        FloatVector minus_at_least(-kInfinity);
+        FloatVector below(-kInfinity);
+        for (int i = 0; i < kTile; i += kWidth) {
+            const FloatVector value = load(x + i);
+            const VectorMask is_below = less(value, FloatVector(t));
+            below = max(select(is_below, value, below), below);
+            minus_at_least = max(select(is_below, minus_at_least, zero - value), minus_at_least);
+        }
+        float lanes[2 * kWidth];
+        store(lanes, below);
+        store(lanes + kWidth, zero - minus_at_least);
+        for (float lane : lanes) next = closer(next, lane, t);
+        return next;
+    }
+
+    void append(int tile, int i, const float* x) {
+        list_.x[list_.count] = x[i];
+        list_.weight[list_.count] = weight_of(tile, x[i]);
+        list_.id[list_.count] = tile * kTile + i;
+        ++list_.count;
+    }
+
+    // The tile that listed entry `begin` lies in; returns where the next tile begins. One or two
+    // entries meet in one addition, wherever their lanes are.
+    int sum_listed_tile(Cut cut, int begin, float* sums) {
+        const int tile = list_.id[begin] / kTile;
+        int end = begin;
+        int kept = 0;
+        float sum = 0.0f;
+        for (; end < list_.count && list_.id[end] / kTile == tile; ++end) {
+            if (!is_kept(cut, list_.x[end], list_.id[end])) continue;
+            sum += list_.weight[end];
+            ++kept;
+        }
+        if (kept > 2) {
+            float lanes[kLanes] = {};
+            for (int i = begin; i < end; ++i) {
+                if (is_kept(cut, list_.x[i], list_.id[i])) {
+                    lanes[list_.id[i] % kLanes] += list_.weight[i];
+                }
+            }
+            sum = halving_tree(lanes);
+        }
+        sums[tile] = sum;
+        return end;
+    }
+
+    const Law& law_;
+    Workspace& workspace_;
+    Candidates& list_;
+    float listed_from_ = kInfinity;  // list_ holds every entry from here on
+};
+
+}  // namespace dspark::DSPARK_ISA
