@@ -9,7 +9,7 @@
 #include "ops/sampling/laws.h"
 #include "ops/sampling/residual.h"
 
-namespace dspark::DSPARK_ISA {
+namespace dspark::DSPARK_ISA::sampling {
 
 // How a block ended: `accepted` drafts stand. The next token comes from the residual of `prefix`
 // times the target law over the proposal of the next slot or, if that has none, from the target
@@ -189,7 +189,7 @@ class RequestVerifier {
     int64_t draft_id(int i) const { return args_.draft_token_ids[b_ * args_.draft_ids_stride + i]; }
 
     const Law& target_law(int i) {
-        return dspark::DSPARK_ISA::target_law(args_, b_, first_row_ + i, workspace_);
+        return sampling::target_law(args_, b_, first_row_ + i, workspace_);
     }
 
     const VerifyArgs& args_;
@@ -202,4 +202,4 @@ class RequestVerifier {
     int residual_row_ = -1;  // the row whose residual totals the workspace holds
 };
 
-}  // namespace dspark::DSPARK_ISA
+}  // namespace dspark::DSPARK_ISA::sampling

@@ -5,6 +5,9 @@
 #include "ops/sampling/algorithm.h"
 
 namespace dspark::DSPARK_ISA {
+
+using namespace sampling;
+
 namespace {
 
 // A law of its own memory, for ops that look at one row at a time.

@@ -3,7 +3,7 @@
 
 #include "ops/sampling/row_measure.h"
 
-namespace dspark::DSPARK_ISA {
+namespace dspark::DSPARK_ISA::sampling {
 
 // Order-preserving integer of a float, and back.
 DSPARK_DEVICE int64_t order_key(float x) {
@@ -167,4 +167,4 @@ inline void filter_cut(Law& law, const LawArgs& args, int64_t i, Workspace& work
     filter.finish();
 }
 
-}  // namespace dspark::DSPARK_ISA
+}  // namespace dspark::DSPARK_ISA::sampling

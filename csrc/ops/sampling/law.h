@@ -4,7 +4,7 @@
 #include "backends/cpu/tile.h"
 #include "ops/sampling/args.h"
 
-namespace dspark::DSPARK_ISA {
+namespace dspark::DSPARK_ISA::sampling {
 
 constexpr int32_t kEveryTie = INT32_MAX;
 constexpr Cut kKeepAll = {-kInfinity, kEveryTie};
@@ -112,4 +112,4 @@ DSPARK_DEVICE float log_probability(const Law& law, int64_t id) {
     return static_cast<float>(log2_p * kLn2);
 }
 
-}  // namespace dspark::DSPARK_ISA
+}  // namespace dspark::DSPARK_ISA::sampling

@@ -3,7 +3,7 @@
 
 #include "ops/sampling/filter.h"
 
-namespace dspark::DSPARK_ISA {
+namespace dspark::DSPARK_ISA::sampling {
 
 DSPARK_DEVICE const void* row_at(const RowsView& view, int64_t request, int64_t row) {
     const int64_t element = view.dtype == FloatType::kFloat32 ? 4 : 2;
@@ -43,4 +43,4 @@ inline const Law& draft_law(const VerifyArgs& args, int64_t b, int64_t slot, Wor
     return law;
 }
 
-}  // namespace dspark::DSPARK_ISA
+}  // namespace dspark::DSPARK_ISA::sampling

@@ -4,7 +4,7 @@
 
 #include "ops/sampling/filter.h"
 
-namespace dspark::DSPARK_ISA {
+namespace dspark::DSPARK_ISA::sampling {
 
 // What the drafter proposed at one slot: an id, and the distribution it was drawn from as a law or
 // as given probabilities. Neither: one-hot at the id.
@@ -167,4 +167,4 @@ inline int64_t draw_residual(const Law& law, double a, const Proposal& proposal,
     });
 }
 
-}  // namespace dspark::DSPARK_ISA
+}  // namespace dspark::DSPARK_ISA::sampling

@@ -8,7 +8,7 @@
 #include "ops/sampling/law.h"
 #include "ops/sampling/workspace.h"
 
-namespace dspark::DSPARK_ISA {
+namespace dspark::DSPARK_ISA::sampling {
 
 constexpr int32_t kNoTie = -1;  // as Cut::id: only what is above Cut::x
 
@@ -194,4 +194,4 @@ class RowMeasure {
     float listed_from_ = kInfinity;  // list_ holds every entry from here on
 };
 
-}  // namespace dspark::DSPARK_ISA
+}  // namespace dspark::DSPARK_ISA::sampling

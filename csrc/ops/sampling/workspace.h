@@ -6,7 +6,7 @@
 
 #include "backends/cpu/tile.h"
 
-namespace dspark::DSPARK_ISA {
+namespace dspark::DSPARK_ISA::sampling {
 
 // Entries of one row at or above a threshold, in index order.
 struct Candidates {
@@ -55,4 +55,4 @@ class Workspace {
     }
 };
 
-}  // namespace dspark::DSPARK_ISA
+}  // namespace dspark::DSPARK_ISA::sampling
