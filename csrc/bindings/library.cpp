@@ -2,8 +2,8 @@
 // stands in the docstring of the Python function of the same name; the implementation in
 // csrc/ops/<family>/op.cpp registers itself for its dispatch key.
 //
-// A functional form allocates its outputs; the overload `.out` writes into the caller's. Nothing else
-// is mutated.
+// A functional form allocates its outputs; the overload `.out` writes into the caller's. Nothing
+// else is mutated.
 #include <torch/csrc/stable/library.h>
 
 // clang-format off
