@@ -58,6 +58,7 @@ STABLE_TORCH_LIBRARY(dspark_ext, m) {
           "int vocab_size, bool exact) -> (Tensor token_ids, Tensor logits, Tensor prev_embed)");
     m.def("confidence(Tensor hidden, Tensor prev_embed, Tensor weight, Tensor? bias, "
           "Tensor? temperatures) -> Tensor");
+    m.def("calibrate(Tensor conf_logits, Tensor temperatures) -> Tensor");
 
     // linear, attention: row-invariant building blocks for decoding on a CPU (csrc/ops/linear, attention)
     m.def("pack_linear(Tensor weight) -> Tensor");

@@ -90,10 +90,17 @@ class AcceptanceStats:
         )
 
     def reset(self, request_ids: torch.Tensor | None = None) -> None:
-        """Zeroes the counters of the given slots (default: all), for slots that are used again."""
-        rows = slice(None) if request_ids is None else request_ids.to(torch.int64)
+        """Zeroes the counters of the given slots (default: all), for slots that are used again.
+
+        request_ids: integers [n] on the device; ids outside 0..R-1 are ignored.
+        """
+        if request_ids is None:
+            keep = torch.zeros_like(self.histogram[:, :1])
+        else:
+            slots = torch.arange(self.histogram.shape[0], device=self.histogram.device)
+            keep = (slots[:, None] != request_ids.to(slots.device)).all(1, keepdim=True)
         for counter in (self.verified, self.reached, self.histogram):
-            counter[rows] = 0
+            counter.mul_(keep)
 
     def read(self) -> AcceptanceReport:
         """Copies the counters to the host and derives the rates. Synchronises."""

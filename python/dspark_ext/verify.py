@@ -148,6 +148,10 @@ def schedule(
             "dspark_ext.schedule: confidence: expected float32 [B, K], got None; only mode 'fixed' "
             f"works without, given capacity [B] and num_drafts (mode {mode!r})"
         )
+    if confidence is not None and confidence.dim() != 2:
+        raise RuntimeError(
+            f"dspark_ext.schedule: confidence: expected shape [B, K], got {list(confidence.shape)}"
+        )
     if capacity is not None:
         device = confidence.device if confidence is not None else None
         capacity = torch.as_tensor(capacity, dtype=torch.int32, device=device)

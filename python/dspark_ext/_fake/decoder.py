@@ -19,5 +19,7 @@ def _(gate_up, router_logits, router_bias, expert_size, top_k, scaling, limit):
 
 
 @torch.library.register_fake("dspark_ext::rope_store")
-def _(qkv, cos, sin, positions, slots, key_cache, value_cache, num_heads, query_norm, key_norm, eps):
+def _(
+    qkv, cos, sin, positions, slots, key_cache, value_cache, num_heads, query_norm, key_norm, eps
+):
     return qkv.new_empty(qkv.shape[0], num_heads, qkv.shape[2])

@@ -1,1 +1,36 @@
 """Fake kernels of the draft family."""
+
+import torch
+
+
+@torch.library.register_fake("dspark_ext::markov_sample")
+def _markov_sample(
+    base_logits,
+    anchor,
+    w1,
+    w2,
+    method,
+    temperature,
+    seeds,
+    positions,
+    d2t,
+    num_drafts,
+    vocab_size,
+    exact,
+):
+    batch = base_logits.shape[0]
+    return (
+        anchor.new_empty((batch, num_drafts), dtype=torch.int64),
+        base_logits.new_empty((batch, num_drafts, vocab_size)),
+        w1.new_empty((batch, num_drafts, w1.shape[1])),
+    )
+
+
+@torch.library.register_fake("dspark_ext::confidence")
+def _confidence(hidden, prev_embed, weight, bias, temperatures):
+    return hidden.new_empty(hidden.shape[:2], dtype=torch.float32)
+
+
+@torch.library.register_fake("dspark_ext::calibrate")
+def _calibrate(conf_logits, temperatures):
+    return conf_logits.new_empty(conf_logits.shape, dtype=torch.float32)

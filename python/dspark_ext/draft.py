@@ -1,0 +1,176 @@
+"""Sampling a draft block from base logits with a Markov head, and how sure the drafter is of it.
+
+B requests, K rows of base logits per request, r Markov rank, V target vocabulary, V_draft rows of
+the drafter's head. Arithmetic: docs/numerics.md section 10.
+"""
+
+from typing import NamedTuple
+
+import torch
+
+__all__ = ["DraftOutput", "calibrate", "confidence", "markov_sample"]
+
+_HEADS = ("vanilla",)
+
+
+class DraftOutput(NamedTuple):
+    """Result of `markov_sample`, n drafts per request.
+
+    token_ids: int64 [B, n], x_1..x_n, target ids.
+    logits: [B, n, V] in the dtype of base_logits: exactly what each id was drawn from, before the
+        temperature; `rejection_sample` takes them as draft_logits.
+    prev_embed: [B, n, r] in the dtype of w1: w1[x_{k-1}], what `confidence` reads.
+    """
+
+    token_ids: torch.Tensor
+    logits: torch.Tensor
+    prev_embed: torch.Tensor
+
+
+def markov_sample(
+    base_logits: torch.Tensor,
+    anchor: torch.Tensor,
+    w1: torch.Tensor,
+    w2: torch.Tensor,
+    *,
+    head: str = "vanilla",
+    hidden: torch.Tensor | None = None,
+    head_weight: torch.Tensor | None = None,
+    head_bias: torch.Tensor | None = None,
+    method: str = "probabilistic",
+    temperature: torch.Tensor | float,
+    seeds: torch.Tensor | int,
+    positions: torch.Tensor | int,
+    d2t: torch.Tensor | None = None,
+    num_drafts: int | None = None,
+    exact: bool = False,
+    vocab_size: int | None = None,
+) -> DraftOutput:
+    """Draws x_1..x_n one after the other from logits_k = base_k + w2 w1[x_{k-1}].
+
+    The logits are rounded to the dtype of base_logits first and the draw reads the rounded ones, so
+    the distribution that verification recomputes from them is the one sampled from. The draw
+    depends on the request's own logits, seed and position only, not on its place in the batch.
+
+    Args:
+        base_logits: [B, K, V_draft] float32, bfloat16 or float16; -inf excludes an id.
+        anchor: int64 [B] (int32 is converted), x_0, in [0, V).
+        w1: [V, r], embedding of the previous token, by target id.
+        w2: [V_draft, r], its effect on each draft id. float32, bfloat16 or float16, each of them.
+        head: "vanilla". The gated and rnn heads are not available; their arguments `hidden`,
+            `head_weight`, `head_bias` must be None.
+        method: "probabilistic" draws (argmax on rows of temperature 0); "greedy" takes the argmax
+            on every row (pass no draft_logits to `rejection_sample` then: the proposal is one-hot).
+            Ties go to the lowest id.
+        temperature: float32 [B] or a number, >= 0.
+        seeds: int64 [B] or an int, one per request.
+        positions: int64 [B] or an int, absolute position of x_1. x_k is drawn from the stream DRAFT
+            at positions + k - 1, slot k - 1.
+        d2t: int64 [V_draft], target_id = draft_id + d2t[draft_id], distinct; for a drafter with a
+            reduced vocabulary. Ids without a draft id get -inf.
+        num_drafts: n, 0..K; default K.
+        exact: also on backends with matrix units, take the bias product in the fixed order of
+            docs/numerics.md. On a CPU that order is the only one, so this changes nothing.
+        vocab_size: V, width of the logits kept; default V_draft, with d2t the rows of w1.
+
+    Raises NotImplementedError for a head that is not available, RuntimeError for shapes, dtypes,
+    an anchor without an embedding, colliding d2t, negative or non-finite temperatures.
+
+    Source: DSpark paper section 3.1; DeepSpec markov_head.py (vanilla).
+    """
+    if head not in _HEADS or not (hidden is head_weight is head_bias is None):
+        raise NotImplementedError(
+            f"dspark_ext.markov_sample: head {head!r} with hidden, head_weight or head_bias is not "
+            f"available; available: {', '.join(_HEADS)}, which reads none of them"
+        )
+    if base_logits.dim() != 3:
+        raise RuntimeError(
+            "dspark_ext.markov_sample: base_logits: expected shape [B, K, V_draft], got "
+            f"{list(base_logits.shape)}"
+        )
+    device = base_logits.device
+    batch = base_logits.shape[0]
+    if num_drafts is None:
+        num_drafts = base_logits.shape[1]
+    if vocab_size is None:
+        vocab_size = base_logits.shape[2] if d2t is None else w1.shape[0]
+    return DraftOutput(
+        *torch.ops.dspark_ext.markov_sample(
+            base_logits,
+            anchor.to(torch.int64),
+            w1,
+            w2,
+            method,
+            _per_request(temperature, batch, torch.float32, device),
+            _per_request(seeds, batch, torch.int64, device),
+            _per_request(positions, batch, torch.int64, device),
+            None if d2t is None else d2t.to(torch.int64),
+            num_drafts,
+            vocab_size,
+            exact,
+        )
+    )
+
+
+def confidence(
+    hidden: torch.Tensor,
+    prev_embed: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | float | None = None,
+    temperatures: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """float32 [B, K]: probability that x_k is accepted if x_1..x_{k-1} were.
+
+    sigmoid((weight . [hidden_k ; prev_embed_k] + bias) / temperature_k), accumulated in float32 in
+    a fixed order. CONDITIONAL: the survival of x_k is the product over 1..k that `schedule` forms.
+
+    Args:
+        hidden: [B, K, d] float32, bfloat16 or float16, rows of the draft backbone (before or after
+            its final norm, as the head was trained).
+        prev_embed: [B, K, r], w1[x_{k-1}], from `markov_sample`; never the embedding of x_k itself.
+        weight: [d + r] or [1, d + r].
+        bias: one number, or None.
+        temperatures: float32 [K] of sequential temperature scaling, > 0; None: uncalibrated. Read
+            at each call, so they may be changed in place.
+
+    A NaN among the inputs gives NaN, which `schedule` counts as 0. Raises RuntimeError for shapes,
+    dtypes and temperatures that are not finite and > 0.
+
+    Source: DSpark paper section 3.2 and 5; DeepSpec confidence_head.py.
+    """
+    if bias is not None and not isinstance(bias, torch.Tensor):
+        bias = torch.tensor([bias], dtype=torch.float32, device=hidden.device)
+    return torch.ops.dspark_ext.confidence(
+        hidden, prev_embed, weight.reshape(-1), bias, _as_temperatures(temperatures, hidden.device)
+    )
+
+
+def calibrate(conf_logits: torch.Tensor, temperatures: torch.Tensor) -> torch.Tensor:
+    """sigmoid(conf_logits / temperatures), float32, by the arithmetic of `confidence`.
+
+    Args:
+        conf_logits: [..., K] logits of the confidence head, converted to float32; the result has
+            this shape.
+        temperatures: float32 [K], finite and > 0. Ones are the identity; the order of requests at
+            one position never changes.
+
+    Raises RuntimeError for shapes and temperatures.
+
+    Source: sequential temperature scaling, DSpark paper section 5.
+    """
+    rows = conf_logits.to(torch.float32).unsqueeze(0).flatten(0, -2)
+    result = torch.ops.dspark_ext.calibrate(rows, _as_temperatures(temperatures, rows.device))
+    return result.reshape(conf_logits.shape)
+
+
+def _as_temperatures(temperatures, device: torch.device) -> torch.Tensor | None:
+    if temperatures is None:
+        return None
+    return torch.as_tensor(temperatures, dtype=torch.float32, device=device)
+
+
+def _per_request(value, batch: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A tensor [B] as it is (dtype converted), a number for every request."""
+    if isinstance(value, torch.Tensor) and value.dim() > 0:
+        return value.to(dtype)
+    return torch.as_tensor(value, dtype=dtype, device=device).expand(batch).contiguous()
