@@ -53,15 +53,18 @@ DSPARK_DEVICE float read_entry(const Row& row, int64_t index) {
     return read_logit(static_cast<const float*>(row.data)[index]);
 }
 
-// Largest entry of [0, kTile) as max() sees it, NaN apart.
-DSPARK_DEVICE TileView tile_maximum(const float* x) {
+// Passes kTile entries once: their maximum (NaN apart), whether there is a NaN, and, unless `to` is
+// null, their float32 values.
+template <class T>
+DSPARK_DEVICE TileView scan_tile(const T* from, float* to) {
     constexpr int kWidth = FloatVector::kWidth;
     FloatVector top[4] = {FloatVector(-kInfinity), FloatVector(-kInfinity), FloatVector(-kInfinity),
                           FloatVector(-kInfinity)};
     VectorMask nan = is_nan(top[0]);
     for (int i = 0; i < kTile; i += 4 * kWidth) {
         for (int j = 0; j < 4; ++j) {
-            const FloatVector value = load(x + i + j * kWidth);
+            const FloatVector value = load(from + i + j * kWidth);
+            if (to != nullptr) store(to + i + j * kWidth, value);
             nan = nan | is_nan(value);
             top[j] = max(value, top[j]);
         }
@@ -70,41 +73,41 @@ DSPARK_DEVICE TileView tile_maximum(const float* x) {
     store(lanes, max(max(top[0], top[1]), max(top[2], top[3])));
     float maximum = lanes[0];
     for (float lane : lanes) maximum = lane > maximum ? lane : maximum;
-    return {x, maximum, any(nan)};
+    return {to, maximum, any(nan)};
 }
 
 template <class T>
-DSPARK_DEVICE void widen(const T* from, int count, float* to) {
-    constexpr int kWidth = FloatVector::kWidth;
-    int i = 0;
-    for (; i + kWidth <= count; i += kWidth) store(to + i, load(from + i));
-    for (; i < count; ++i) to[i] = to_float(from[i]);
-    for (; i < kTile; ++i) to[i] = -kInfinity;
+DSPARK_DEVICE TileView read_tile_of(const T* from, int count, float* buffer) {
+    if (count == kTile) return scan_tile(from, buffer);
+    for (int i = 0; i < kTile; ++i) buffer[i] = i < count ? to_float(from[i]) : -kInfinity;
+    return scan_tile<float>(buffer, buffer);
+}
+
+DSPARK_DEVICE TileView read_tile_of(const float* from, int count, float* buffer) {
+    if (count < kTile) return read_tile_of<float>(from, count, buffer);
+    TileView view = scan_tile<float>(from, nullptr);
+    view.x = from;
+    return view;
 }
 
 // Reads one tile; in place where the memory allows, else through `buffer` ([kTile]).
 DSPARK_DEVICE TileView read_tile(const Row& row, int tile, float* buffer) {
     const int64_t start = static_cast<int64_t>(tile) * kTile;
     const int count = tile_size(row, tile);
-    const float* x = buffer;
+    TileView view;
     switch (row.dtype) {
         case FloatType::kBFloat16:
-            widen(static_cast<const BFloat16*>(row.data) + start, count, buffer);
+            view = read_tile_of(static_cast<const BFloat16*>(row.data) + start, count, buffer);
             break;
         case FloatType::kFloat16:
-            widen(static_cast<const Float16*>(row.data) + start, count, buffer);
+            view = read_tile_of(static_cast<const Float16*>(row.data) + start, count, buffer);
             break;
         case FloatType::kFloat32:
-            x = static_cast<const float*>(row.data) + start;
-            if (count < kTile) {
-                widen(x, count, buffer);
-                x = buffer;
-            }
+            view = read_tile_of(static_cast<const float*>(row.data) + start, count, buffer);
             break;
     }
-    TileView view = tile_maximum(x);
     if (view.has_nan || view.maximum > kFltMax) {
-        for (int i = 0; i < kTile; ++i) buffer[i] = read_logit(x[i]);
+        for (int i = 0; i < kTile; ++i) buffer[i] = read_logit(view.x[i]);
         view.x = buffer;
         view.maximum = view.maximum > kFltMax ? kFltMax : view.maximum;
     }
