@@ -235,7 +235,7 @@ void markov_logits(const MarkovArgs& args, int64_t k, int64_t group_begin, int64
 }
 
 void draw_tokens(const MarkovArgs& args, int64_t k, int64_t request_begin, int64_t request_end) {
-    Workspace workspace(args.vocab, 0);
+    sampling::Workspace workspace(args.vocab, 0);
     LawTables tables(num_tiles(args.vocab));
     Law law{};
     law.dtype = args.logits_type;
@@ -250,8 +250,8 @@ void draw_tokens(const MarkovArgs& args, int64_t k, int64_t request_begin, int64
         const float temperature = args.greedy ? 0.0f : args.temperature[b];
         const double u =
             uniform(args.seeds[b], args.positions[b] + k, Stream::kDraft, static_cast<int32_t>(k));
-        row_statistics(law, temperature, workspace.target_tile);
-        args.token_ids[row] = draw(law, u, workspace);
+        sampling::row_statistics(law, temperature, workspace.target_tile);
+        args.token_ids[row] = sampling::draw(law, u, workspace);
     }
 }
 
