@@ -13,6 +13,11 @@
 namespace dspark::sampling {
 namespace {
 
+// Items per thread at least, so that a thread has some ten microseconds of work: 2^17 logits.
+int64_t grain(int64_t logits_per_item) {
+    return 1 + (int64_t{1} << 17) / (logits_per_item + 1);
+}
+
 // ---- target_probs -------------------------------------------------------------------------------
 
 void target_probs_out(const Tensor& logits, const Tensor& temperature, const OptionalTensor& top_k,
@@ -25,9 +30,9 @@ void target_probs_out(const Tensor& logits, const Tensor& temperature, const Opt
     args.law = check_law(op, {"N", args.rows}, temperature, top_k, top_p, min_p);
     args.probs = check_output<float>(op, "probs", probs, ScalarType::Float,
                                      {{"N", args.rows}, {"V", args.logits.vocab}});
-    torch::stable::parallel_for(0, args.rows, 1, [&](int64_t begin, int64_t end) {
-        DSPARK_CPU_DISPATCH(target_probs, args, begin, end);
-    });
+    torch::stable::parallel_for(
+        0, args.rows, grain(args.logits.vocab),
+        [&](int64_t begin, int64_t end) { DSPARK_CPU_DISPATCH(target_probs, args, begin, end); });
 }
 
 Tensor target_probs(const Tensor& logits, const Tensor& temperature, const OptionalTensor& top_k,
@@ -64,9 +69,9 @@ void sample_out(const Tensor& logits, const Tensor& temperature, const OptionalT
     }
     args.ids = check_output<int64_t>(op, "ids", ids, ScalarType::Long, {size});
     args.logprobs = check_output<float>(op, "logprobs", logprobs, ScalarType::Float, {size});
-    torch::stable::parallel_for(0, args.rows, 1, [&](int64_t begin, int64_t end) {
-        DSPARK_CPU_DISPATCH(sample, args, begin, end);
-    });
+    torch::stable::parallel_for(
+        0, args.rows, grain(args.logits.vocab),
+        [&](int64_t begin, int64_t end) { DSPARK_CPU_DISPATCH(sample, args, begin, end); });
 }
 
 std::tuple<Tensor, Tensor> sample(const Tensor& logits, const Tensor& temperature,
@@ -117,11 +122,14 @@ void verify_in_parallel(VerifyArgs& args, Kernel kernel) {
     args.draft_laws = table.data() + args.target_rows;
     if (args.batch < static_cast<int64_t>(torch::stable::get_num_threads())) {
         const int64_t rows = args.target_rows + draft_rows;
-        torch::stable::parallel_for(0, rows, 1, [&](int64_t begin, int64_t end) {
-            DSPARK_CPU_DISPATCH(prepare_laws, args, begin, end);
-        });
+        torch::stable::parallel_for(0, rows, grain(args.target_logits.vocab),
+                                    [&](int64_t begin, int64_t end) {
+                                        DSPARK_CPU_DISPATCH(prepare_laws, args, begin, end);
+                                    });
     }
-    torch::stable::parallel_for(0, args.batch, 1, kernel);
+    const int64_t logits_per_request =
+        2 * (args.num_drafts + 1) * int64_t{args.target_logits.vocab};
+    torch::stable::parallel_for(0, args.batch, grain(logits_per_request), kernel);
 }
 
 void rejection_sample_out(const Tensor& target_logits, const Tensor& draft_token_ids,
