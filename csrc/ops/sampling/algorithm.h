@@ -198,8 +198,8 @@ class RequestVerifier {
     const int num_drafts_;
     const bool uses_q_;  // false: greedy
     Workspace& workspace_;
-    int32_t cut_status_ = 0;
-    int residual_row_ = -1;  // the row whose residual totals the workspace holds
+    int32_t cut_status_ = 0;  // of the slot that find_proposal looked at last
+    int residual_row_ = -1;   // the row whose residual totals the workspace holds
 };
 
 }  // namespace dspark::DSPARK_ISA::sampling

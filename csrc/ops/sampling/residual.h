@@ -93,33 +93,36 @@ DSPARK_DEVICE void law_totals(const Law& law, double* totals) {
     }
 }
 
-// Fills workspace.totals with the tile totals of the residual and returns their sum. (Over a
-// one-hot the residual is the law without the id, at the law's own scale.)
-inline double residual(const Law& law, double a, const Proposal& proposal, Workspace& workspace) {
-    double* totals = workspace.totals;
-    const int tiles = num_tiles(law.vocab);
-    if (proposal.is_one_hot()) {
-        law_totals(law, totals);
-        const int t = static_cast<int>(proposal.id / kTile);
-        const TileWeights rest = weights_without(law, proposal.id, t, workspace.target_tile);
-        if (law.tile_max[t] > -kInfinity) {
-            const float sum = canonical_sum(tile_size(row_of(law), t), rest);
-            totals[t] = static_cast<double>(sum) * law.tile_scale[t];
-        }
-    }
+DSPARK_DEVICE double add_totals(const Law& law, const double* totals) {
     double total = 0.0;
-    for (int t = 0; t < tiles; ++t) {
-        if (!proposal.is_one_hot()) {
-            totals[t] = 0.0;
-            if (!(law.tile_sum[t] > 0.0f)) continue;
-            with_residual_tile(law, a, proposal, t, workspace, [&](const auto& entries) {
-                const float sum = canonical_sum(tile_size(row_of(law), t), entries);
-                totals[t] = static_cast<double>(sum);
-            });
-        }
-        total += totals[t];
-    }
+    for (int t = 0; t < num_tiles(law.vocab); ++t) total += totals[t];
     return total;
+}
+
+// Tile totals of the residual over a one-hot: the law without the id, at the law's own scale.
+inline double residual_over_one_hot(const Law& law, int64_t id, Workspace& workspace) {
+    law_totals(law, workspace.totals);
+    const int t = static_cast<int>(id / kTile);
+    if (law.tile_max[t] > -kInfinity) {
+        const TileWeights rest = weights_without(law, id, t, workspace.target_tile);
+        const float sum = canonical_sum(tile_size(row_of(law), t), rest);
+        workspace.totals[t] = static_cast<double>(sum) * law.tile_scale[t];
+    }
+    return add_totals(law, workspace.totals);
+}
+
+// Fills workspace.totals with the tile totals of max(a p - q, 0) and returns their sum.
+inline double residual(const Law& law, double a, const Proposal& proposal, Workspace& workspace) {
+    if (proposal.is_one_hot()) return residual_over_one_hot(law, proposal.id, workspace);
+    for (int t = 0; t < num_tiles(law.vocab); ++t) {
+        double& total = workspace.totals[t];
+        total = 0.0;
+        if (!(law.tile_sum[t] > 0.0f)) continue;  // p is 0 here
+        with_residual_tile(law, a, proposal, t, workspace, [&](const auto& entries) {
+            total = static_cast<double>(canonical_sum(tile_size(row_of(law), t), entries));
+        });
+    }
+    return add_totals(law, workspace.totals);
 }
 
 template <class Entries>
@@ -131,11 +134,8 @@ DSPARK_DEVICE void store_entries(const Entries& entries, float* weights) {
 // workspace.weights. -1 if there is no mass.
 template <class Fill>
 DSPARK_DEVICE int64_t draw_tiles(const Law& law, double u, Workspace& workspace, Fill fill) {
-    const int tiles = num_tiles(law.vocab);
-    double total = 0.0;
-    for (int t = 0; t < tiles; ++t) total += workspace.totals[t];
-    const double v = u * total;
-    const TileChoice choice = choose_tile(workspace.totals, tiles, v);
+    const double v = u * add_totals(law, workspace.totals);
+    const TileChoice choice = choose_tile(workspace.totals, num_tiles(law.vocab), v);
     if (choice.tile < 0) return -1;
     fill(choice.tile);
     const double ratio = (v - choice.before) / workspace.totals[choice.tile];
