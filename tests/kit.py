@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 import torch
+
 from dspark_ext import sampling
 
 NEG_INF = float("-inf")
@@ -21,6 +22,12 @@ def log_rows(rows) -> torch.Tensor:
     return (
         torch.tensor([[float(p) for p in row] for row in rows], dtype=torch.float64).log().float()
     )
+
+
+def one_hot_row(vocab: int, index: int) -> torch.Tensor:
+    row = torch.full((vocab,), NEG_INF)
+    row[index] = 0
+    return row
 
 
 def starts(num_drafts) -> torch.Tensor:

@@ -49,7 +49,7 @@ def assert_law(ids, law, what: str = "") -> None:
 class Chain:
     """A target and a draft model over a tiny vocabulary, conditional on the whole prefix, exact.
 
-    `p(prefix)` and `q(prefix)` are lists of fractions; with draft="onehot" every q is one at one id.
+    `p(prefix)`, `q(prefix)`: lists of fractions; with draft="onehot" every q is one at one id.
     """
 
     def __init__(self, vocab: int, num_drafts: int, draft: str = "dense", seed: int = 0):

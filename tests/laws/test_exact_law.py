@@ -10,7 +10,6 @@ from fractions import Fraction
 
 import pytest
 import torch
-from dspark_ext import sampling
 from kit import METHODS, log_rows, starts, verify
 from lawkit import (
     Chain,
@@ -21,6 +20,8 @@ from lawkit import (
     thresholds_of,
     token_thresholds,
 )
+
+from dspark_ext import sampling
 
 NEVER = 1.0  # a uniform that no threshold exceeds
 MARGIN = 2e-6
