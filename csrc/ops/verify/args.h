@@ -85,11 +85,22 @@ struct AccumulateStatsArgs {
     int64_t* histogram;  // [R, K + 1] steps by number of accepted drafts
 };
 
-// What a kernel found wrong in its data; `request` names the first offender, -1 if there is none.
-enum class VerifyFault { kNone, kAnchor, kLength, kRows, kBlock, kEmitted, kAccepted, kSlot };
+// What a kernel found wrong in its data: the first offending request and the value it met.
+enum class VerifyFault {
+    kNone,
+    kAnchor,
+    kPosition,
+    kLength,
+    kRows,
+    kBlock,
+    kEmitted,
+    kAccepted,
+    kSlot
+};
 struct VerifyCheck {
-    VerifyFault fault;
-    int64_t request;
+    VerifyFault fault = VerifyFault::kNone;
+    int64_t request = -1;
+    int64_t got = 0;
 };
 
 }  // namespace dspark

@@ -145,20 +145,21 @@ bool has_block(const PackArgs& args, int64_t request, int64_t position) {
     return column < args.num_blocks && args.block_table[request * args.num_blocks + column] >= 0;
 }
 
-VerifyFault check_request(const PackArgs& args, int64_t b) {
+VerifyCheck check_request(const PackArgs& args, int64_t b) {
     const int64_t length = args.verify_lens[b];
     const int64_t begin = args.query_start_loc[b];
     const int64_t end = args.query_start_loc[b + 1];
     const int64_t position = args.seq_lens[b];
-    if (args.anchor[b] < 0 || position < 0) return VerifyFault::kAnchor;
-    if (length < 0 || length > args.num_drafts) return VerifyFault::kLength;
-    if (b == 0 && begin != 0) return VerifyFault::kRows;
-    if (end - begin != length + 1 || end > args.max_rows) return VerifyFault::kRows;
-    if (args.block_table == nullptr) return VerifyFault::kNone;
+    if (args.anchor[b] < 0) return {VerifyFault::kAnchor, b, args.anchor[b]};
+    if (position < 0) return {VerifyFault::kPosition, b, position};
+    if (length < 0 || length > args.num_drafts) return {VerifyFault::kLength, b, length};
+    if (b == 0 && begin != 0) return {VerifyFault::kRows, b, begin};
+    if (end - begin != length + 1 || end > args.max_rows) return {VerifyFault::kRows, b, end};
+    if (args.block_table == nullptr) return {};
     for (int64_t i = 0; i <= length; ++i) {
-        if (!has_block(args, b, position + i)) return VerifyFault::kBlock;
+        if (!has_block(args, b, position + i)) return {VerifyFault::kBlock, b, position + i};
     }
-    return VerifyFault::kNone;
+    return {};
 }
 
 int64_t slot_of(const PackArgs& args, int64_t request, int64_t position) {
@@ -172,8 +173,8 @@ int64_t slot_of(const PackArgs& args, int64_t request, int64_t position) {
 
 VerifyCheck pack(const PackArgs& args) {
     for (int64_t b = 0; b < args.batch; ++b) {
-        const VerifyFault fault = check_request(args, b);
-        if (fault != VerifyFault::kNone) return {fault, b};
+        const VerifyCheck check = check_request(args, b);
+        if (check.fault != VerifyFault::kNone) return check;
     }
     for (int64_t b = 0; b < args.batch; ++b) {
         const int64_t begin = args.query_start_loc[b];
@@ -193,16 +194,16 @@ VerifyCheck pack(const PackArgs& args) {
         args.request_ids[row] = -1;
         args.slot_mapping[row] = -1;
     }
-    return {VerifyFault::kNone, -1};
+    return {};
 }
 
 VerifyCheck commit(const CommitArgs& args) {
     for (int64_t b = 0; b < args.batch; ++b) {
         const int64_t begin = args.query_start_loc[b];
         const int64_t end = args.query_start_loc[b + 1];
-        if (begin < 0 || end < begin || end > args.num_rows) return {VerifyFault::kRows, b};
+        if (begin < 0 || end < begin || end > args.num_rows) return {VerifyFault::kRows, b, end};
         if (args.num_emitted[b] < 0 || args.num_emitted[b] > end - begin) {
-            return {VerifyFault::kEmitted, b};
+            return {VerifyFault::kEmitted, b, args.num_emitted[b]};
         }
     }
     for (int64_t row = 0; row < args.num_rows; ++row) args.row_kept[row] = false;
@@ -215,7 +216,7 @@ VerifyCheck commit(const CommitArgs& args) {
         args.anchor[b] = args.last_token[b];
         args.num_rejected[b] = static_cast<int32_t>(num_rows - kept);
     }
-    return {VerifyFault::kNone, -1};
+    return {};
 }
 
 VerifyCheck accumulate_stats(const AccumulateStatsArgs& args) {
@@ -223,10 +224,10 @@ VerifyCheck accumulate_stats(const AccumulateStatsArgs& args) {
         const int64_t row = args.request_ids == nullptr ? b : args.request_ids[b];
         const int64_t length = args.verify_lens[b];
         if (row < 0) continue;
-        if (row >= args.num_requests) return {VerifyFault::kSlot, b};
-        if (length < 0 || length > args.num_drafts) return {VerifyFault::kLength, b};
+        if (row >= args.num_requests) return {VerifyFault::kSlot, b, row};
+        if (length < 0 || length > args.num_drafts) return {VerifyFault::kLength, b, length};
         if (args.num_accepted[b] < 0 || args.num_accepted[b] > length) {
-            return {VerifyFault::kAccepted, b};
+            return {VerifyFault::kAccepted, b, args.num_accepted[b]};
         }
     }
     for (int64_t b = 0; b < args.batch; ++b) {
@@ -239,7 +240,7 @@ VerifyCheck accumulate_stats(const AccumulateStatsArgs& args) {
         }
         ++args.histogram[row * (args.num_drafts + 1) + accepted];
     }
-    return {VerifyFault::kNone, -1};
+    return {};
 }
 
 }  // namespace dspark::DSPARK_ISA

@@ -154,13 +154,15 @@ Complaint complaint_about(VerifyFault fault) {
         case VerifyFault::kNone:
             break;
         case VerifyFault::kAnchor:
-            return {"anchor", "a token id >= 0 at a position >= 0"};
+            return {"anchor", "a token id >= 0"};
+        case VerifyFault::kPosition:
+            return {"seq_lens", "a length >= 0"};
         case VerifyFault::kLength:
             return {"verify_lens", "0 to K drafts"};
         case VerifyFault::kRows:
             return {"query_start_loc", "a row per anchor and draft, in order, within max_rows"};
         case VerifyFault::kBlock:
-            return {"block_table", "a block for every position"};
+            return {"block_table", "a block for every position of the rows"};
         case VerifyFault::kEmitted:
             return {"num_emitted", "0 to the number of rows"};
         case VerifyFault::kAccepted:
@@ -175,8 +177,8 @@ void check_faults(const char* op, VerifyCheck check) {
     if (check.fault == VerifyFault::kNone) return;
     const Complaint complaint = complaint_about(check.fault);
     fail(op, complaint.argument,
-         std::string("expected ") + complaint.expected + "; wrong at request " +
-             std::to_string(check.request));
+         std::string("expected ") + complaint.expected + ", got " + std::to_string(check.got) +
+             " for request " + std::to_string(check.request));
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> pack(Tensor anchor, Tensor draft_token_ids,

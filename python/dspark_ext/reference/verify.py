@@ -149,10 +149,10 @@ def schedule(
     num_other_rows: int = 0,
 ) -> Schedule:
     """`cost` [L+1] float64: seconds by number of rows. Without confidences (mode fixed only)
-    `num_drafts` gives K and `capacity` gives B."""
+    `num_drafts` gives K, `capacity` gives B, and every survival counts as 1."""
     if confidence is None:
         batch, width = capacity.numel(), num_drafts
-        alive = [[float("nan")] * width] * batch
+        alive = [[1.0] * width] * batch
     else:
         batch, width = confidence.shape
         alive = survival(confidence).tolist()
@@ -175,8 +175,8 @@ def schedule(
     lens = torch.tensor(state.lens, dtype=torch.int32)
     starts = torch.zeros(batch + 1, dtype=torch.int32)
     starts[1:] = (lens + 1).cumsum(0)
-    tau = float("nan") if confidence is None else state.tau
-    return Schedule(lens, starts, starts[-1].clone(), torch.tensor(tau, dtype=torch.float32))
+    expected = torch.tensor(state.tau, dtype=torch.float32)
+    return Schedule(lens, starts, starts[-1].clone(), expected)
 
 
 def pack(
