@@ -152,7 +152,7 @@ def calibrate(conf_logits: torch.Tensor, temperatures: torch.Tensor) -> torch.Te
         conf_logits: [..., K] logits of the confidence head, converted to float32; the result has
             this shape.
         temperatures: float32 [K], finite and > 0. Ones are the identity; the order of requests at
-            one position never changes.
+            one position does not change (values may come to tie by rounding).
 
     Raises RuntimeError for shapes and temperatures.
 

@@ -143,11 +143,17 @@ def schedule(
             "dspark_ext.schedule: threshold: expected a conditional confidence in [0, 1] in mode "
             f"'threshold' and None otherwise, got {threshold} in mode {mode!r}"
         )
-    if confidence is None and (mode != "fixed" or capacity is None or num_drafts is None):
+    if confidence is None and mode != "fixed":
         raise RuntimeError(
             "dspark_ext.schedule: confidence: expected float32 [B, K], got None; only mode 'fixed' "
-            f"works without, given capacity [B] and num_drafts (mode {mode!r})"
+            f"works without (mode {mode!r})"
         )
+    if confidence is None:
+        for name, value in (("capacity", capacity), ("num_drafts", num_drafts)):
+            if value is None:
+                raise RuntimeError(
+                    f"dspark_ext.schedule: {name}: needed without confidence, got None"
+                )
     if confidence is not None and confidence.dim() != 2:
         raise RuntimeError(
             f"dspark_ext.schedule: confidence: expected shape [B, K], got {list(confidence.shape)}"
