@@ -21,8 +21,8 @@ struct SiluMulArgs {
     int64_t width;
 };
 
-// One dense network of all experts: columns of expert e are [e * expert_size, (e + 1) * expert_size),
-// those past the last expert are always on.
+// One dense network of all experts: columns of expert e are [e * expert_size, (e + 1) *
+// expert_size), those past the last expert are always on.
 struct RoutedSiluMulArgs {
     const float* gate_up;        // [rows, 2 * width]: gate, then up
     const float* router_logits;  // [rows, num_experts]

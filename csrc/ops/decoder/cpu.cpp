@@ -1,7 +1,8 @@
-// CPU kernels of the decoder family; compiled once per instruction set, in namespace dspark::DSPARK_ISA.
+// CPU kernels of the decoder family; compiled once per instruction set, in namespace
+// dspark::DSPARK_ISA.
 //
-// Every row is computed by the same sequence of operations wherever it stands and whatever shares the
-// call. No loop depends on the vector width for its order of additions.
+// Every row is computed by the same sequence of operations wherever it stands and whatever shares
+// the call. No loop depends on the vector width for its order of additions.
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -72,7 +73,8 @@ inline void rotate(const float* cos, const float* sin, int64_t head_dim, float* 
     }
 }
 
-// Copies heads [num_heads, head_dim] to `out`, normed where `norm` is given, and rotates them there.
+// Copies heads [num_heads, head_dim] to `out`, normed where `norm` is given, and rotates them
+// there.
 inline void norm_rotate(const RopeStoreArgs& args, const float* heads, int64_t num_heads,
                         int64_t position, const float* norm, float* out) {
     const int64_t dim = args.head_dim;
@@ -86,8 +88,8 @@ inline void norm_rotate(const RopeStoreArgs& args, const float* heads, int64_t n
     }
 }
 
-// DeepSeek-V4 routing of one row: scores sqrt(softplus), the top_k by score + bias (ties: lower id),
-// their scores scaled to sum to `scaling`; 0 for the others.
+// DeepSeek-V4 routing of one row: scores sqrt(softplus), the top_k by score + bias (ties: lower
+// id), their scores scaled to sum to `scaling`; 0 for the others.
 inline void route(const RoutedSiluMulArgs& args, const float* logits, float* weights) {
     constexpr float kSmallestSum = 1e-20f;
     float total = 0.0f;
@@ -147,8 +149,8 @@ void routed_silu_mul_rows(const RoutedSiluMulArgs& args, int64_t begin, int64_t 
         for (int64_t e = 0; e < args.num_experts; ++e) {
             const float weight = weights[e];
             for (const int64_t stop = i + args.expert_size; i < stop; ++i) {
-                out[i] = weight == 0.0f ? 0.0f
-                                        : clamped_silu_mul(gate[i], up[i], args.limit) * weight;
+                out[i] =
+                    weight == 0.0f ? 0.0f : clamped_silu_mul(gate[i], up[i], args.limit) * weight;
             }
         }
         for (; i < args.width; ++i) out[i] = clamped_silu_mul(gate[i], up[i], args.limit);

@@ -27,8 +27,8 @@ constexpr int64_t kElementsPerTask = 32768;  // below this a second thread does 
 
 void check_dense(const Tensor& tensor, ScalarType dtype, int64_t dim, const char* op,
                  const char* name) {
-    STD_TORCH_CHECK(tensor.scalar_type() == dtype && tensor.is_contiguous(), "dspark_ext.", op, ": ",
-                    name, ": expected a contiguous tensor of dtype ",
+    STD_TORCH_CHECK(tensor.scalar_type() == dtype && tensor.is_contiguous(), "dspark_ext.", op,
+                    ": ", name, ": expected a contiguous tensor of dtype ",
                     torch::headeronly::toString(dtype), ", got ",
                     torch::headeronly::toString(tensor.scalar_type()),
                     tensor.is_contiguous() ? "" : " (not contiguous)");
@@ -91,13 +91,15 @@ Tensor routed_silu_mul(const Tensor& gate_up, const Tensor& router_logits,
     const int64_t num_experts = router_bias.size(0);
     STD_TORCH_CHECK(router_logits.size(0) == rows && router_logits.size(1) == num_experts,
                     "dspark_ext.routed_silu_mul: router_logits: expected shape [", rows, ", ",
-                    num_experts, "], got [", router_logits.size(0), ", ", router_logits.size(1), "]");
+                    num_experts, "], got [", router_logits.size(0), ", ", router_logits.size(1),
+                    "]");
     STD_TORCH_CHECK(num_experts <= kMaxExperts && top_k >= 1 && top_k <= num_experts,
                     "dspark_ext.routed_silu_mul: top_k: expected 1 <= top_k <= experts <= ",
                     kMaxExperts, ", got top_k ", top_k, " of ", num_experts, " experts");
-    STD_TORCH_CHECK(expert_size >= 0 && gate_up.size(1) % 2 == 0 && num_experts * expert_size <= width,
-                    "dspark_ext.routed_silu_mul: gate_up: expected 2 * (", num_experts, " * ",
-                    expert_size, " + shared) columns, got ", gate_up.size(1));
+    STD_TORCH_CHECK(
+        expert_size >= 0 && gate_up.size(1) % 2 == 0 && num_experts * expert_size <= width,
+        "dspark_ext.routed_silu_mul: gate_up: expected 2 * (", num_experts, " * ", expert_size,
+        " + shared) columns, got ", gate_up.size(1));
     Tensor out = torch::stable::new_empty(gate_up, {rows, width});
     const RoutedSiluMulArgs args{gate_up.const_data_ptr<float>(),
                                  router_logits.const_data_ptr<float>(),
@@ -118,7 +120,8 @@ Tensor routed_silu_mul(const Tensor& gate_up, const Tensor& router_logits,
 namespace {
 
 void check_rope_store_shapes(const RopeStoreArgs& args, const Tensor& qkv, const Tensor& cos,
-                             const Tensor& sin, const Tensor& key_cache, const Tensor& value_cache) {
+                             const Tensor& sin, const Tensor& key_cache,
+                             const Tensor& value_cache) {
     STD_TORCH_CHECK(args.num_heads >= 0 && qkv.size(1) == args.num_heads + 2 * args.num_kv_heads,
                     "dspark_ext.rope_store: qkv: expected ", args.num_heads, " + 2 * ",
                     args.num_kv_heads, " heads, got ", qkv.size(1));
@@ -130,9 +133,9 @@ void check_rope_store_shapes(const RopeStoreArgs& args, const Tensor& qkv, const
                         "dspark_ext.rope_store: value_cache: expected the shape of key_cache, got ",
                         value_cache.size(dim), " for ", key_cache.size(dim), " in dimension ", dim);
     }
-    STD_TORCH_CHECK(cos.size(1) == args.head_dim && sin.size(1) == args.head_dim &&
-                        sin.size(0) == cos.size(0),
-                    "dspark_ext.rope_store: cos, sin: expected two tables [T, ", args.head_dim, "]");
+    STD_TORCH_CHECK(
+        cos.size(1) == args.head_dim && sin.size(1) == args.head_dim && sin.size(0) == cos.size(0),
+        "dspark_ext.rope_store: cos, sin: expected two tables [T, ", args.head_dim, "]");
 }
 
 void check_cells(const Tensor& positions, const Tensor& slots, int64_t rows, int64_t num_positions,
@@ -155,8 +158,8 @@ void check_cells(const Tensor& positions, const Tensor& slots, int64_t rows, int
 const float* norm_weight(const std::optional<Tensor>& norm, int64_t head_dim, const char* name) {
     if (!norm.has_value()) return nullptr;
     check_dense(*norm, ScalarType::Float, 1, "rope_store", name);
-    STD_TORCH_CHECK(norm->size(0) == head_dim, "dspark_ext.rope_store: ", name, ": expected length ",
-                    head_dim, ", got ", norm->size(0));
+    STD_TORCH_CHECK(norm->size(0) == head_dim, "dspark_ext.rope_store: ", name,
+                    ": expected length ", head_dim, ", got ", norm->size(0));
     return norm->const_data_ptr<float>();
 }
 
@@ -181,7 +184,8 @@ Tensor rope_store(const Tensor& qkv, const Tensor& cos, const Tensor& sin, const
     args.eps = static_cast<float>(eps);
     const int64_t rows = qkv.size(0);
     check_rope_store_shapes(args, qkv, cos, sin, key_cache, value_cache);
-    check_cells(positions, slots, rows, std::min(args.cache_length, cos.size(0)), key_cache.size(0));
+    check_cells(positions, slots, rows, std::min(args.cache_length, cos.size(0)),
+                key_cache.size(0));
     args.query_norm = norm_weight(query_norm, args.head_dim, "query_norm");
     args.key_norm = norm_weight(key_norm, args.head_dim, "key_norm");
     Tensor query = torch::stable::new_empty(qkv, {rows, num_heads, args.head_dim});

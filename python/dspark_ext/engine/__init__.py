@@ -1,0 +1,28 @@
+"""A complete serving loop on the operators: continuous batching over a target and a DSpark
+drafter."""
+
+from .config import SamplingParams, SpeculativeConfig
+from .drafter import Draft, DraftBatch, Drafter, DSparkDrafter
+from .engine import DSparkEngine, Generation, profile_target
+from .huggingface import HuggingFaceTarget
+from .stats import GenerationStats, RequestOutput, StepEvent
+from .target import Target, TargetBatch, TargetOutput
+
+__all__ = [
+    "DSparkDrafter",
+    "DSparkEngine",
+    "Draft",
+    "DraftBatch",
+    "Drafter",
+    "Generation",
+    "GenerationStats",
+    "HuggingFaceTarget",
+    "RequestOutput",
+    "SamplingParams",
+    "SpeculativeConfig",
+    "StepEvent",
+    "Target",
+    "TargetBatch",
+    "TargetOutput",
+    "profile_target",
+]

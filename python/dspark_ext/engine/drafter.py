@@ -1,0 +1,242 @@
+"""What the engine asks of a drafter, and the DSpark drafter for a CPU."""
+
+import dataclasses
+from typing import Protocol
+
+import torch
+
+from .. import decoder
+from ..attention import attention
+from ..draft import confidence, markov_sample
+from ..draft_head import DraftStage, DSparkDraftHead
+from .cache import KVCache
+from .packing import pack
+
+
+@dataclasses.dataclass
+class DraftBatch:
+    """Requests that want drafts.
+
+    anchor            int64 [B], x_0, the last emitted token
+    anchor_positions  int64 [B], its absolute position P; x_1 will stand at P + 1
+    slots             int64 [B], cache slots
+    temperature       fp32 [B]; 0 = argmax
+    seeds             int64 [B]
+    """
+
+    anchor: torch.Tensor
+    anchor_positions: torch.Tensor
+    slots: torch.Tensor
+    temperature: torch.Tensor
+    seeds: torch.Tensor
+
+
+@dataclasses.dataclass
+class Draft:
+    """token_ids int64 [B, K]; logits [B, K, V], what they were drawn from (None: they are argmaxes
+    and are to be judged as one-hot); confidence fp32 [B, K], P(x_k accepted | x_1 .. x_{k-1}
+    accepted)."""
+
+    token_ids: torch.Tensor
+    logits: torch.Tensor | None
+    confidence: torch.Tensor
+
+
+class Drafter(Protocol):
+    """A model that proposes. `block_size` is the most drafts it makes."""
+
+    block_size: int
+    num_features: int
+    max_requests: int
+    max_len: int
+
+    def append(self, features: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> None:
+        """Take in verified and kept tokens: the target's features [T, F], its rows' positions and
+        slots int64 [T]."""
+
+    def draft(self, batch: DraftBatch, num_drafts: int, method: str) -> Draft:
+        """Propose `num_drafts` tokens per request. All positions below an anchor were appended."""
+
+
+class DSparkDrafter:
+    """A `DSparkDraftHead` with its context cache, its linears packed and its passes row-invariant.
+
+    The block [x_0, noise, ..] stands at positions P .. P+K-1; its keys and values go into the cache
+    behind the context and are overwritten by the context of the next round. Every row of the block
+    sees the whole block and the `sliding_window` context positions before P.
+
+    head            what to serve; its weights are copied (packed)
+    embedding       fp32 or bf16 [V, d], the target's
+    lm_head_weight  [V, d], the target's
+    weight_dtype    torch.float32 or torch.bfloat16: dtype of the matrices
+
+    Source: the DSpark paper, section 3; the names are those of `DSparkDraftHead`.
+    """
+
+    def __init__(
+        self,
+        head: DSparkDraftHead,
+        embedding: torch.Tensor,
+        lm_head_weight: torch.Tensor,
+        *,
+        max_requests: int,
+        max_len: int,
+        weight_dtype: torch.dtype = torch.float32,
+    ) -> None:
+        config = self.config = head.config
+        expected = (config.vocab_size, config.hidden_size)
+        for name, weight in (("embedding", embedding), ("lm_head_weight", lm_head_weight)):
+            if tuple(weight.shape) != expected:
+                raise ValueError(
+                    f"dspark_ext.engine.DSparkDrafter: {name}: expected shape {list(expected)}, "
+                    f"got {list(weight.shape)}"
+                )
+        self.block_size = config.dspark_block_size
+        self.num_features = config.hidden_size * len(config.dspark_target_layer_ids)
+        self.max_requests = max_requests
+        self.max_len = max_len
+        self._embedding = embedding
+        self._noise = head.noise_embed.detach().float()
+        self._main_proj = pack([head.main_proj.weight], weight_dtype)
+        self._main_norm = head.main_norm.weight.detach().float()
+        self._stages = [_Stage(stage, weight_dtype) for stage in head.stages]
+        self._norm = head.norm.weight.detach().float()
+        self._lm_head = pack([lm_head_weight[head.draft_token_ids]], weight_dtype)
+        self._markov_w1 = head.markov_w1_full().detach().to(weight_dtype).contiguous()
+        self._markov_w2 = head.markov_w2.detach().to(weight_dtype).contiguous()
+        self._d2t = head.d2t.detach()
+        self._confidence_weight = head.confidence_weight.detach().float()
+        self._confidence_bias = head.confidence_bias.detach().float()
+        length = max_len + self.block_size
+        cos, sin = (table.flatten(1) for table in head.rotary(torch.arange(length)))
+        self._cos, self._sin = (table.detach().float().repeat(1, 2) for table in (cos, sin))
+        self.cache = KVCache(
+            len(self._stages), max_requests, length, config.num_key_value_heads, config.head_dim
+        )
+
+    @classmethod
+    def for_target(
+        cls, head: DSparkDraftHead, target, weight_dtype: torch.dtype = torch.float32
+    ) -> "DSparkDrafter":
+        """A drafter that shares the embedding, the output matrix and the sizes of `target`."""
+        return cls(
+            head,
+            target.embedding,
+            target.lm_head_weight,
+            max_requests=target.max_requests,
+            max_len=target.max_len,
+            weight_dtype=weight_dtype,
+        )
+
+    @torch.inference_mode()
+    def append(self, features: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> None:
+        """See `Drafter.append`."""
+        context = decoder.rms_norm(
+            self._main_proj(features), self._main_norm, self.config.rms_norm_eps
+        )
+        for index, stage in enumerate(self._stages):
+            self._store(index, stage.key_value(context), positions, slots.int(), num_heads=0)
+
+    @torch.inference_mode()
+    def draft(self, batch: DraftBatch, num_drafts: int, method: str) -> Draft:
+        """See `Drafter.draft`; `method` is "probabilistic" or "greedy"."""
+        hidden = self._backbone(batch)
+        shape = (len(batch.anchor), self.block_size, -1)
+        drawn = markov_sample(
+            self._lm_head(hidden).view(shape),
+            batch.anchor,
+            self._markov_w1,
+            self._markov_w2,
+            method=method,
+            temperature=batch.temperature,
+            seeds=batch.seeds,
+            positions=batch.anchor_positions + 1,
+            d2t=self._d2t,
+            num_drafts=num_drafts,
+            vocab_size=self.config.vocab_size,
+        )
+        conditional = confidence(
+            hidden.view(shape)[:, :num_drafts],
+            drawn.prev_embed,
+            self._confidence_weight,
+            self._confidence_bias,
+        )
+        logits = None if method == "greedy" else drawn.logits
+        return Draft(drawn.token_ids, logits, conditional)
+
+    def _backbone(self, batch: DraftBatch) -> torch.Tensor:
+        """Normed hidden rows [B * K, d] of the block."""
+        config, size = self.config, self.block_size
+        first = self._embedding[batch.anchor].float()[:, None]
+        noise = self._noise.expand(len(batch.anchor), size - 1, -1)
+        hidden = torch.cat([first, noise], 1).flatten(0, 1)
+        positions = (batch.anchor_positions[:, None] + torch.arange(size)).flatten()
+        slots = batch.slots.int().repeat_interleave(size)
+        anchor_positions = batch.anchor_positions.int().repeat_interleave(size)
+        key_start = (anchor_positions - config.sliding_window).clamp_(min=0)
+        key_end = anchor_positions + size
+        for index, stage in enumerate(self._stages):
+            normed = decoder.rms_norm(hidden, stage.attention_norm, config.rms_norm_eps)
+            query = self._store(
+                index, stage.qkv(normed), positions, slots, config.num_attention_heads
+            )
+            mixed = attention(
+                query,
+                self.cache.keys[index],
+                self.cache.values[index],
+                slots,
+                key_start,
+                key_end,
+                config.head_dim**-0.5,
+            )
+            hidden = hidden + stage.out(mixed.flatten(1))
+            normed = decoder.rms_norm(hidden, stage.ffn_norm, config.rms_norm_eps)
+            hidden = hidden + stage.experts(normed, config)
+        return decoder.rms_norm(hidden, self._norm, config.rms_norm_eps)
+
+    def _store(self, index, qkv, positions, slots, num_heads):
+        stage = self._stages[index]
+        return decoder.rope_store(
+            qkv.view(len(qkv), -1, self.config.head_dim),
+            self._cos,
+            self._sin,
+            positions,
+            slots,
+            self.cache.keys[index],
+            self.cache.values[index],
+            num_heads=num_heads,
+            query_norm=stage.query_norm,
+            key_norm=stage.key_norm,
+            eps=self.config.rms_norm_eps,
+        )
+
+
+class _Stage:
+    """Packed weights of one draft stage; q/k/v are one matrix, and k/v another for the context."""
+
+    def __init__(self, stage: DraftStage, dtype: torch.dtype) -> None:
+        attn, ffn = stage.attn, stage.ffn
+        self.attention_norm = stage.attn_norm.weight.detach().float()
+        self.ffn_norm = stage.ffn_norm.weight.detach().float()
+        self.query_norm = attn.q_norm.weight.detach().float()
+        self.key_norm = attn.k_norm.weight.detach().float()
+        self.qkv = pack([attn.q_proj.weight, attn.kv_proj.weight], dtype)
+        self.key_value = pack([attn.kv_proj.weight], dtype)
+        self.out = pack([attn.o_proj.weight], dtype)
+        self.gate_up = pack([ffn.w13.weight], dtype)
+        self.down = pack([ffn.w2.weight], dtype)
+        self.router = pack([ffn.gate_weight], torch.float32)
+        self.router_bias = ffn.gate_bias.detach().float()
+        self.expert_size = ffn.expert_size
+
+    def experts(self, x: torch.Tensor, config) -> torch.Tensor:
+        activated = decoder.routed_silu_mul(
+            self.gate_up(x),
+            self.router(x),
+            self.router_bias,
+            expert_size=self.expert_size,
+            top_k=config.dspark_num_experts_per_tok,
+            scaling=config.routed_scaling_factor,
+            limit=config.swiglu_limit,
+        )
+        return self.down(activated)

@@ -1,0 +1,173 @@
+"""A Hugging Face Llama-family model as a target, with a forward pass lean enough for a CPU.
+
+The weights, the RoPE table and the layer structure come from the loaded model; the pass itself is
+rewritten. In transformers one pass over 30 layers costs about 7 ms of Python and small operators
+whatever the model's size, and its operators round a row differently with the number of rows. Here a
+layer is a dozen operators, and each of them is row-invariant.
+
+Weights are kept in `weight_dtype`; activations, norms, RoPE and the cache are fp32 (with bf16
+activations a small model loses the thread).
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from .. import decoder
+from ..attention import attention
+from .cache import KVCache
+from .packing import PackedMatrix, pack
+from .target import TargetBatch, TargetOutput
+
+SUPPORTED_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
+
+
+class HuggingFaceTarget:
+    """Serve `model` (a transformers causal LM of a supported model type) with our own KV cache.
+
+    model         its weights are copied (packed); it may be dropped afterwards
+    taps          0-based decoder layers whose outputs are the features, in this order; the
+                  drafter's `dspark_target_layer_ids`
+    max_requests  cache slots
+    max_len       positions per slot
+    weight_dtype  torch.float32 or torch.bfloat16: dtype of the matrices and of the embedding
+
+    Raises ValueError for another model type, another activation, or a tap that is no layer.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        taps: Sequence[int],
+        *,
+        max_requests: int,
+        max_len: int,
+        weight_dtype: torch.dtype = torch.float32,
+    ) -> None:
+        config = model.config
+        _check_supported(config, taps)
+        base = model.model
+        self.hidden_size = config.hidden_size
+        self.vocab_size = config.vocab_size
+        self.num_heads = config.num_attention_heads
+        self.num_kv_heads = config.num_key_value_heads
+        self.head_dim = base.layers[0].self_attn.head_dim
+        self.max_requests = max_requests
+        self.max_len = max_len
+        self.num_features = len(taps) * config.hidden_size
+
+        self.embedding = base.embed_tokens.weight.detach().to(weight_dtype)
+        self.lm_head_weight = model.lm_head.weight.detach().to(weight_dtype)
+        self._lm_head = pack([self.lm_head_weight], weight_dtype)
+        self._layers = [_Layer(layer, weight_dtype) for layer in base.layers]
+        self._final_norm = base.norm.weight.detach().float()
+        self._eps = config.rms_norm_eps
+        self._scale = float(base.layers[0].self_attn.scaling)
+        self._taps = {layer: index for index, layer in enumerate(taps)}
+        self._windows = _sliding_windows(config)
+        self._cos, self._sin = _rope_table(base, max_len)
+        self.cache = KVCache(
+            len(self._layers), max_requests, max_len, self.num_kv_heads, self.head_dim
+        )
+
+    @torch.inference_mode()
+    def forward(self, batch: TargetBatch) -> TargetOutput:
+        """One pass over the rows of `batch`; see `TargetBatch` and `TargetOutput`."""
+        positions, slots = batch.positions, batch.slots.int()
+        key_end = (positions + 1).int()
+        key_start = {None: torch.zeros_like(key_end)}
+        for window in set(self._windows) - {None}:
+            key_start[window] = (key_end - window).clamp_(min=0)
+
+        hidden = self.embedding[batch.input_ids].float()
+        features = torch.empty(len(positions), len(self._taps), self.hidden_size)
+        for index, layer in enumerate(self._layers):
+            bounds = slots, key_start[self._windows[index]], key_end
+            hidden = hidden + self._attend(index, layer, hidden, positions, bounds)
+            normed = decoder.rms_norm(hidden, layer.mlp_norm, self._eps)
+            hidden = hidden + layer.down(decoder.silu_mul(layer.gate_up(normed)))
+            if index in self._taps:
+                features[:, self._taps[index]] = hidden
+        wanted = decoder.rms_norm(hidden[batch.logit_rows], self._final_norm, self._eps)
+        return TargetOutput(self._lm_head(wanted), features.flatten(1))
+
+    def _attend(self, index, layer, hidden, positions, bounds):
+        slots, key_start, key_end = bounds
+        qkv = layer.qkv(decoder.rms_norm(hidden, layer.attention_norm, self._eps))
+        qkv = qkv.view(len(hidden), -1, self.head_dim)
+        keys, values = self.cache.keys[index], self.cache.values[index]
+        query = decoder.rope_store(
+            qkv,
+            self._cos,
+            self._sin,
+            positions,
+            slots,
+            keys,
+            values,
+            num_heads=self.num_heads,
+            query_norm=layer.query_norm,
+            key_norm=layer.key_norm,
+            eps=self._eps,
+        )
+        mixed = attention(query, keys, values, slots, key_start, key_end, self._scale)
+        return layer.out(mixed.flatten(1))
+
+
+class _Layer:
+    """Packed weights of one decoder layer; q/k/v and gate/up are one matrix each."""
+
+    def __init__(self, layer: torch.nn.Module, weight_dtype: torch.dtype) -> None:
+        attention_module, mlp = layer.self_attn, layer.mlp
+        self.qkv = _pack(
+            [attention_module.q_proj, attention_module.k_proj, attention_module.v_proj],
+            weight_dtype,
+        )
+        self.out = _pack([attention_module.o_proj], weight_dtype)
+        self.gate_up = _pack([mlp.gate_proj, mlp.up_proj], weight_dtype)
+        self.down = _pack([mlp.down_proj], weight_dtype)
+        self.attention_norm = layer.input_layernorm.weight.detach().float()
+        self.mlp_norm = layer.post_attention_layernorm.weight.detach().float()
+        self.query_norm = self.key_norm = None
+        if hasattr(attention_module, "q_norm"):
+            self.query_norm = attention_module.q_norm.weight.detach().float()
+            self.key_norm = attention_module.k_norm.weight.detach().float()
+
+
+def _pack(linears: Sequence[torch.nn.Linear], dtype: torch.dtype) -> PackedMatrix:
+    weights, biases = zip(*((linear.weight, linear.bias) for linear in linears), strict=True)
+    return pack(weights, dtype, biases)
+
+
+def _check_supported(config, taps: Sequence[int]) -> None:
+    if config.model_type not in SUPPORTED_MODEL_TYPES:
+        raise ValueError(
+            "dspark_ext.engine.HuggingFaceTarget: model: expected a model type of "
+            f"{', '.join(SUPPORTED_MODEL_TYPES)}, got {config.model_type!r}"
+        )
+    if config.hidden_act != "silu":
+        raise ValueError(
+            f"dspark_ext.engine.HuggingFaceTarget: model: expected hidden_act 'silu', got "
+            f"{config.hidden_act!r}"
+        )
+    for tap in taps:
+        if not 0 <= tap < config.num_hidden_layers:
+            raise ValueError(
+                "dspark_ext.engine.HuggingFaceTarget: taps: expected layers in [0, "
+                f"{config.num_hidden_layers}), got {tap}"
+            )
+
+
+def _sliding_windows(config) -> list[int | None]:
+    """Window of each layer, None where it sees everything."""
+    window = getattr(config, "sliding_window", None)
+    if window is None or not getattr(config, "use_sliding_window", True):
+        return [None] * config.num_hidden_layers
+    kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
+    return [window if kind == "sliding_attention" else None for kind in kinds]
+
+
+def _rope_table(base: torch.nn.Module, max_len: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """cos, sin fp32 [max_len, head_dim] as the model's own rotary embedding computes them."""
+    with torch.inference_mode():
+        cos, sin = base.rotary_emb(torch.empty(1, dtype=torch.float32), torch.arange(max_len)[None])
+    return cos[0].float().contiguous(), sin[0].float().contiguous()
