@@ -27,6 +27,31 @@ def test_streaming_equals_generate(serve, prompts, speculative):
         assert reasons[:-1] == [None] * (len(reasons) - 1) and reasons[-1] == "length"
 
 
+def test_streams_taken_in_turns_do_not_meet(serve, prompts):
+    engine = serve(max_requests=2)
+    expected = [
+        engine.generate(prompts[:1], PARAMS, speculative=speculative).outputs[0].token_ids
+        for speculative in (True, False)
+    ]
+    streams = [engine.stream(prompts[:1], PARAMS, speculative=flag) for flag in (True, False)]
+    pending = [iter(stream) for stream in streams]
+    while pending:
+        pending = [events for events in pending if next(events, None) is not None]
+    assert [stream.outputs[0].token_ids for stream in streams] == expected
+
+
+def test_a_closed_stream_frees_its_slots(serve, prompts):
+    engine = serve(max_requests=2)
+    stream = engine.stream(prompts[:2], PARAMS)
+    next(iter(stream))
+    with pytest.raises(RuntimeError, match="other streams hold all cache slots"):
+        engine.generate(prompts[:1], PARAMS)
+    stream.close()
+    assert stream.stats.acceptance.steps == stream.stats.passes == 2
+    assert stream.outputs == [None, None]
+    engine.generate(prompts, PARAMS)
+
+
 def test_statistics_add_up(serve, prompts):
     stats_of = {}
     for speculative in (True, False):

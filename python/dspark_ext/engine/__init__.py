@@ -3,7 +3,8 @@ drafter."""
 
 from .config import SamplingParams, SpeculativeConfig
 from .drafter import Draft, DraftBatch, Drafter, DSparkDrafter
-from .engine import DSparkEngine, Generation, profile_target
+from .engine import DSparkEngine, profile_target
+from .generation import Generation
 from .huggingface import HuggingFaceTarget
 from .stats import GenerationStats, RequestOutput, StepEvent
 from .target import Target, TargetBatch, TargetOutput

@@ -60,6 +60,28 @@ class Request:
         return taken
 
 
+class SamplingTensors:
+    """Sampling parameters of some requests as tensors [B]."""
+
+    def __init__(self, requests: list[Request]) -> None:
+        params = [request.params for request in requests]
+        self.temperature = torch.tensor([each.temperature for each in params], dtype=torch.float32)
+        self.top_k = torch.tensor([each.top_k for each in params], dtype=torch.int32)
+        self.top_p = torch.tensor([each.top_p for each in params], dtype=torch.float32)
+        self.min_p = torch.tensor([each.min_p for each in params], dtype=torch.float32)
+        self.seeds = torch.tensor([request.seed for request in requests], dtype=torch.int64)
+
+    def arguments(self) -> dict[str, torch.Tensor]:
+        """Keyword arguments of `rejection_sample`; a filter that nobody uses is left out."""
+        filters = {
+            "top_k": (self.top_k, 0),
+            "top_p": (self.top_p, 1),
+            "min_p": (self.min_p, 0),
+        }
+        used = {name: value for name, (value, off) in filters.items() if (value != off).any()}
+        return {"temperature": self.temperature, "seeds": self.seeds, **used}
+
+
 def make_requests(
     prompts: Sequence[Prompt],
     params: SamplingParams | Sequence[SamplingParams],

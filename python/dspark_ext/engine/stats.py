@@ -33,8 +33,9 @@ class RequestOutput:
     token_ids, accepted  emitted tokens and which of them were accepted drafts
     text                 decoded, None without a tokenizer
     passes               target passes that verified for it
-    seconds              from the start of the call to its last token
-    first_token_seconds  from the start of the call to its first token
+    seconds              time of the engine from the start of the call to its last token; what the
+                         taker of a stream does between events does not count
+    first_token_seconds  the same up to its first token
     """
 
     prompt_token_ids: list[int]
@@ -60,7 +61,7 @@ class GenerationStats:
     emitted          tokens
     prefill_rows     prompt tokens that went through the target before their anchors
     verified_rows    anchors and drafts that went through the target
-    seconds          the call, of which draft_seconds (drafter, its context, scheduling),
+    seconds          time of the engine, of which draft_seconds (drafter, its context, scheduling),
                      target_seconds and sample_seconds (rejection sampling)
     acceptance       by position and by request; see `AcceptanceReport`
     """
