@@ -1,0 +1,145 @@
+"""Weights, drafter and threads of the demo."""
+
+import dataclasses
+import os
+import time
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from ..draft_head import DSparkDraftHead
+from ..engine import (
+    DSparkDrafter,
+    DSparkEngine,
+    HuggingFaceTarget,
+    SamplingParams,
+    SpeculativeConfig,
+    TargetBatch,
+)
+from . import smollm2
+
+DRAFTER = Path(__file__).with_name("smollm2_dspark.safetensors")
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+MAX_REQUESTS = 16
+MAX_LEN = 256
+
+
+class Tokenizer:
+    """The target's tokenizer, raw text in and out."""
+
+    def __init__(self, tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.end_id = tokenizer.convert_tokens_to_ids(smollm2.END_TOKEN)
+
+    def encode(self, text: str) -> list[int]:
+        return self._tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    def decode(self, token_ids: list[int]) -> str:
+        return self._tokenizer.decode(token_ids, clean_up_tokenization_spaces=False)
+
+
+@dataclasses.dataclass
+class Served:
+    target: HuggingFaceTarget
+    drafter: DSparkDrafter
+    tokenizer: Tokenizer
+    dtype: str
+    threads: int
+    pass_milliseconds: dict[int, float]
+
+    def engine(self, **config) -> DSparkEngine:
+        return DSparkEngine(
+            self.target, self.drafter, SpeculativeConfig(**config), tokenizer=self.tokenizer
+        )
+
+    def params(self, temperature: float, max_new_tokens: int, seed: int = 1) -> SamplingParams:
+        return SamplingParams(
+            temperature=temperature,
+            seed=seed,
+            max_new_tokens=max_new_tokens,
+            stop_token_ids=(self.tokenizer.end_id,),
+        )
+
+    def chat(self, question: str) -> list[int]:
+        return self.tokenizer.encode(smollm2.chat_prompt(question))
+
+    def describe(self) -> dict:
+        return {
+            "cpu": _cpu_name(),
+            "weights": self.dtype,
+            "threads": self.threads,
+            "target_pass_ms_by_rows": self.pass_milliseconds,
+            "torch": torch.__version__,
+        }
+
+
+def serve(console: Console, dtype: str, threads: int | None, drafter_path: Path) -> Served:
+    """Load everything, tell what is going on, and choose the number of threads."""
+    if not drafter_path.exists():
+        raise SystemExit(f"{drafter_path}: no such drafter; see --drafter")
+    start = time.perf_counter()
+    with console.status("Loading SmolLM2-135M-Instruct") as status:
+        model, tokenizer = smollm2.load()
+        status.update("Packing the target's weights")
+        head = DSparkDraftHead.load(drafter_path)
+        target = HuggingFaceTarget(
+            model,
+            head.config.dspark_target_layer_ids,
+            max_requests=MAX_REQUESTS,
+            max_len=MAX_LEN,
+            weight_dtype=DTYPES[dtype],
+        )
+        del model
+        status.update("Packing the drafter's weights")
+        drafter = DSparkDrafter.for_target(head, target, DTYPES[dtype])
+        status.update("Timing a pass")
+        threads = threads or _faster_thread_count(target)
+        torch.set_num_threads(threads)
+        served = Served(
+            target,
+            drafter,
+            Tokenizer(tokenizer),
+            dtype,
+            threads,
+            {rows: 1e3 * _pass_seconds(target, rows) for rows in (1, 2, 4, 6)},
+        )
+    console.print(
+        f"Target SmolLM2-135M-Instruct, weights {dtype}; drafter {drafter_path.name}, blocks of "
+        f"{drafter.block_size}; {threads} thread(s) on {_cpu_name()}; ready in "
+        f"{time.perf_counter() - start:.1f} s."
+    )
+    costs = ", ".join(f"{rows}: {ms:.1f} ms" for rows, ms in served.pass_milliseconds.items())
+    console.print(f"A target pass by rows: {costs}. Accepted drafts are shown in [green]green[/].")
+    return served
+
+
+def _faster_thread_count(target: HuggingFaceTarget) -> int:
+    """One thread or all cores, by the time of plain and of verifying passes."""
+    seconds = {}
+    for threads in sorted({1, min(os.cpu_count() or 1, 8)}):
+        torch.set_num_threads(threads)
+        seconds[threads] = _pass_seconds(target, 1) + _pass_seconds(target, 6)
+    return min(seconds, key=seconds.get)
+
+
+def _pass_seconds(target: HuggingFaceTarget, rows: int, repeats: int = 7) -> float:
+    """Median time of a pass of one request's `rows` rows."""
+    index = torch.arange(rows)
+    batch = TargetBatch(torch.zeros_like(index), 64 + index, torch.zeros_like(index), index)
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        target.forward(batch)
+        times.append(time.perf_counter() - start)
+    return sorted(times)[repeats // 2]
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        import platform
+
+        return platform.processor() or platform.machine()
