@@ -257,7 +257,7 @@ class Schedule:
 
     seconds: float
     decay_seconds: float
-    warmup_steps: int = 60
+    warmup_steps: int = 30
     lr: float = 2e-3
     progress_before: float = 0.0  # share of the loss schedule done by an earlier run
     started: float = field(default_factory=time.time)
@@ -316,9 +316,9 @@ def train(
     out: Path,
     schedule: Schedule,
     *,
-    rows_per_step: int = 6,
+    rows_per_step: int = 4,
     anchors_per_row: int = 64,
-    evaluate_every: float = 240.0,
+    evaluate_every: float = 360.0,
     average_decay: float = 0.996,
     seed: int = 0,
 ) -> DSparkDraftHead:
@@ -354,7 +354,7 @@ def train(
                  cpu=time.process_time() - cpu, lr=lr, kl=schedule.kl_share(), tokens=samples.num_tokens,
                  **recent)  # fmt: skip
         if time.time() - evaluated > evaluate_every:
-            _log(out, step=step, anchors=num_anchors, **evaluate(average, held_out, stride=3))
+            _log(out, step=step, anchors=num_anchors, **evaluate(average, held_out, stride=4))
             average.save(out / "drafter.safetensors")
             torch.save(head.state_dict(), out / "last.pt")
             evaluated = time.time()
