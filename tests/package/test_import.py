@@ -116,3 +116,26 @@ def test_a_gpu_tensor_gives_an_error_that_says_what_to_do():
         torch.ops.dspark_ext.target_probs.default.redispatch(key, *arguments)
     with pytest.raises(NotImplementedError, match=r"^dspark_ext.sample: .*docs/install.md"):
         refuse("sample.out")()
+
+
+@pytest.mark.parametrize("where", ["logits", "parameter"])
+def test_tensors_on_several_devices_are_refused(where):
+    """One of them being meta, the fake kernel answers; its result must not pass for a real one."""
+    logits, temperature = torch.zeros(2, 8), torch.ones(2)
+    if where == "logits":
+        logits = logits.to("meta")
+        message = "dspark_ext.target_probs: temperature: expected device meta, got cpu"
+    else:
+        temperature = temperature.to("meta")
+        message = "dspark_ext.target_probs: temperature: expected device cpu, got meta"
+    with pytest.raises(RuntimeError, match=message):
+        dspark_ext.sampling.target_probs(logits, temperature=temperature)
+    with pytest.raises(RuntimeError, match=message):
+        dspark_ext.sampling.target_probs(
+            logits, temperature=temperature, out=torch.empty_like(logits)
+        )
+
+
+def test_meta_tensors_give_meta_results():
+    probs = dspark_ext.sampling.target_probs(torch.zeros(2, 8, device="meta"), temperature=1.0)
+    assert (probs.device.type, probs.shape) == ("meta", (2, 8))

@@ -1,8 +1,8 @@
 """Fake kernels of the attention family."""
 
-import torch
+from ._register import register_fake
 
 
-@torch.library.register_fake("dspark_ext::attention")
+@register_fake("attention")
 def _(query, key_cache, value_cache, slots, key_start, key_end, scale):
     return query.new_empty(query.shape)

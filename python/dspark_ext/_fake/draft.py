@@ -2,8 +2,10 @@
 
 import torch
 
+from ._register import register_fake
 
-@torch.library.register_fake("dspark_ext::markov_sample")
+
+@register_fake("markov_sample")
 def _markov_sample(
     base_logits,
     anchor,
@@ -26,11 +28,11 @@ def _markov_sample(
     )
 
 
-@torch.library.register_fake("dspark_ext::confidence")
+@register_fake("confidence")
 def _confidence(hidden, prev_embed, weight, bias, temperatures):
     return hidden.new_empty(hidden.shape[:2], dtype=torch.float32)
 
 
-@torch.library.register_fake("dspark_ext::calibrate")
+@register_fake("calibrate")
 def _calibrate(conf_logits, temperatures):
     return conf_logits.new_empty(conf_logits.shape, dtype=torch.float32)

@@ -2,16 +2,18 @@
 
 import torch
 
+from ._register import register_fake
+
 PANEL_OUTPUTS = 32
 
 
-@torch.library.register_fake("dspark_ext::pack_linear")
+@register_fake("pack_linear")
 def _(weight):
     out_features, in_features = weight.shape
     panels = (out_features + PANEL_OUTPUTS - 1) // PANEL_OUTPUTS
     return weight.new_empty(panels, in_features, PANEL_OUTPUTS)
 
 
-@torch.library.register_fake("dspark_ext::linear")
+@register_fake("linear")
 def _(x, packed_weight, bias, out_features):
     return x.new_empty(*x.shape[:-1], out_features, dtype=torch.float32)

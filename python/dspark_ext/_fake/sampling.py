@@ -1,18 +1,11 @@
 """Fake kernels of the sampling family."""
 
 import torch
-from torch import Tensor
+
+from ._register import register_fake
 
 
-def _check_devices(*arguments) -> None:
-    devices = {str(x.device) for x in arguments if isinstance(x, Tensor)}
-    if len(devices) > 1:
-        raise RuntimeError(
-            f"dspark_ext: expected target_logits and all other tensors on one device, got {devices}"
-        )
-
-
-@torch.library.register_fake("dspark_ext::rejection_sample")
+@register_fake("rejection_sample")
 def _(
     target_logits,
     draft_token_ids,
@@ -31,9 +24,6 @@ def _(
     uniforms,
     return_logprobs,
 ):
-    _check_devices(
-        target_logits, draft_token_ids, draft_logits, draft_probs, query_start_loc, temperature
-    )
     batch, num_drafts = draft_token_ids.shape
 
     def new(shape, dtype):
@@ -49,15 +39,13 @@ def _(
     )
 
 
-@torch.library.register_fake("dspark_ext::target_probs")
+@register_fake("target_probs")
 def _(logits, temperature, top_k, top_p, min_p):
-    _check_devices(logits, temperature, top_k, top_p, min_p)
     return logits.new_empty(logits.shape, dtype=torch.float32)
 
 
-@torch.library.register_fake("dspark_ext::sample")
+@register_fake("sample")
 def _(logits, temperature, top_k, top_p, min_p, seeds, positions, stream, uniforms):
-    _check_devices(logits, temperature, top_k, top_p, min_p, seeds, positions, uniforms)
     rows = logits.shape[0]
     return (
         logits.new_empty((rows,), dtype=torch.int64),
@@ -65,7 +53,7 @@ def _(logits, temperature, top_k, top_p, min_p, seeds, positions, stream, unifor
     )
 
 
-@torch.library.register_fake("dspark_ext::block_acceptance")
+@register_fake("block_acceptance")
 def _(target_logits, draft_token_ids, *_):
     return tuple(
         target_logits.new_empty(draft_token_ids.shape, dtype=torch.float64) for _ in range(3)
@@ -77,4 +65,4 @@ def _writes_only(*_args, **_kwargs):
 
 
 for _name in ("rejection_sample", "target_probs", "sample"):
-    torch.library.register_fake(f"dspark_ext::{_name}.out")(_writes_only)
+    register_fake(f"{_name}.out")(_writes_only)

@@ -2,8 +2,10 @@
 
 import torch
 
+from ._register import register_fake
 
-@torch.library.register_fake("dspark_ext::schedule")
+
+@register_fake("schedule")
 def _schedule(
     confidence, mode, capacity, cost, threshold, num_drafts, min_drafts, max_rows, num_other_rows
 ):
@@ -17,7 +19,7 @@ def _schedule(
     )
 
 
-@torch.library.register_fake("dspark_ext::pack")
+@register_fake("pack")
 def _pack(
     anchor,
     draft_token_ids,
@@ -36,7 +38,7 @@ def _pack(
     )
 
 
-@torch.library.register_fake("dspark_ext::commit")
+@register_fake("commit")
 def _commit(num_emitted, last_token, seq_lens, query_start_loc, num_rows):
     batch = seq_lens.shape[0]
     return (
@@ -47,6 +49,6 @@ def _commit(num_emitted, last_token, seq_lens, query_start_loc, num_rows):
     )
 
 
-@torch.library.register_fake("dspark_ext::accumulate_stats")
+@register_fake("accumulate_stats")
 def _accumulate_stats(verify_lens, num_accepted, request_ids, verified, reached, histogram):
     return None
