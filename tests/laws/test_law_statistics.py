@@ -8,7 +8,7 @@ from lawkit import FALSE_ALARM, Chain, assert_law, chi_square_p
 from dspark_ext import sampling
 from dspark_ext.reference import sampling as reference
 
-VOCAB, WIDTH, ROUNDS = 11, 2, 20_000
+VOCAB, WIDTH, ROUNDS = 11, 2, 8_000
 FILTERS = {
     "none": {},
     "top_k": {"top_k": 4},
@@ -84,7 +84,7 @@ def chain_batch(chain: Chain, rounds: int):
 @pytest.mark.parametrize("method", METHODS)
 def test_joint_law_of_a_prefix_dependent_block(method):
     """After the emitted tokens the test continues from the target, so K + 1 tokens have its law."""
-    chain, rounds = Chain(3, 3, seed=5), 100_000
+    chain, rounds = Chain(3, 3, seed=5), 50_000
     target, ids, draft = chain_batch(chain, rounds)
     out = verify(target, ids, draft, method=method)
     tokens, emitted = out.token_ids.clone(), out.num_emitted.clone()
@@ -105,7 +105,7 @@ def test_joint_law_of_a_prefix_dependent_block(method):
 
 
 def test_block_is_longer_than_token_on_average():
-    chain, rounds = Chain(3, 3, seed=5), 100_000
+    chain, rounds = Chain(3, 3, seed=5), 50_000
     target, ids, draft = chain_batch(chain, rounds)
     block, token = (
         verify(target, ids, draft, method=m).num_accepted.double().mean() for m in METHODS
