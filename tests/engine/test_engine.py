@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from dspark_ext.engine import DSparkEngine, SamplingParams, SpeculativeConfig
-from dspark_ext.engine.engine import profile_target
+from dspark_ext.engine import DSparkEngine, SamplingParams, SpeculativeConfig, profile_step
 
 PARAMS = SamplingParams(temperature=0.8, seed=3, max_new_tokens=20)
 
@@ -92,11 +91,15 @@ def test_an_engine_without_a_drafter(serve, prompts):
         engine.generate(["text"], greedy, speculative=False)
 
 
-def test_cost_table_is_measured_for_early_stop(serve):
+@pytest.mark.filterwarnings("ignore:.*the table is flat")  # the tiny pair is mostly overhead
+def test_cost_table_is_measured_for_early_stop(serve, prompts):
     engine = serve(max_requests=2, schedule="early_stop")
-    assert engine.cost_table.rows == [1, 2, 4, 6, 8, 12]
-    assert (engine.cost_table.seconds > 0).all()
-    assert profile_target(engine.target, 0).rows == [1, 2]
+    table = engine.cost_table
+    assert table.rows == [*range(1, 9), 12] and table.request_rows == [1, 2]
+    assert (table.seconds > 0).all() and (table.request_seconds > 0).all()
+    assert profile_step(engine.target, None, 0).rows == [1, 2]
+    generation = engine.generate(prompts, PARAMS, speculative=False)
+    assert generation.stats.emitted == 20 * len(prompts)
 
 
 @pytest.mark.parametrize(

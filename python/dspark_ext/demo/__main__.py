@@ -37,18 +37,19 @@ def main() -> None:
             races.append(race.run(console, served, kind, question, temperature, tokens))
     console.rule("[bold]What it took")
     numbers["races"] = report.show_races(console, races)
-    numbers["acceptance"] = report.show_acceptance(console, races)
 
     console.rule("[bold]A batch, with and without the confidence scheduler")
     size = 8 if arguments.quick else 16
     batches = experiments.run_batches(console, served, size, tokens // 2)
     numbers["batch"] = report.show_batches(console, batches, size)
+    numbers["acceptance"] = report.show_acceptance(console, batches[experiments.ALL_DRAFTS])
+    numbers["reliability"] = report.reliability(batches[experiments.ALL_DRAFTS])
 
     console.rule("[bold]Is the law unchanged?")
     law = experiments.first_token_law(console, served, runs=160 if arguments.quick else 480)
     numbers["law"] = report.show_law(console, law)
 
-    report.write(console, arguments.out, numbers, races)
+    report.write(console, arguments.out, numbers)
     if not all(each.identical for each in races if each.identical is not None):
         raise SystemExit("greedy output differs from plain greedy decoding")
 

@@ -6,32 +6,45 @@ import torch
 from rich.console import Console
 
 from .. import sampling
-from ..engine import DraftBatch, Generation, SamplingParams, TargetBatch
+from ..engine import DraftBatch, Generation, SamplingParams, StepEvent, TargetBatch
 from .loading import MAX_REQUESTS, Served
 from .prompts import HELD_OUT
 
-LAW_PROMPT = "Once upon a time"
+LAW_PROMPT = "Today we"
+ALL_DRAFTS = "DSpark, all drafts"
+
+
+@dataclasses.dataclass
+class BatchRun:
+    """A finished batch; `events` by the temperature of their requests."""
+
+    generation: Generation
+    events: dict[float, list[StepEvent]]
 
 
 def run_batches(
     console: Console, served: Served, size: int, max_new_tokens: int
-) -> dict[str, Generation]:
+) -> dict[str, BatchRun]:
     """The same `size` held-out requests, half of them greedy, under three ways of verifying."""
     prompts = [served.chat(question) for _, question in HELD_OUT[:size]]
     params = [
         served.params(0.0 if index % 2 else 0.8, max_new_tokens, seed=index)
         for index in range(size)
     ]
-    with console.status("Measuring the cost of a pass by its rows"):
-        engines = {
-            "plain": (served.engine(), False),
-            "DSpark, all drafts": (served.engine(), True),
-            "DSpark, early_stop": (served.engine(schedule="early_stop"), True),
-        }
+    scheduled = served.engine(schedule="early_stop", cost_table=served.cost_table)
+    ways = {
+        "plain": (served.engine(), False),
+        ALL_DRAFTS: (served.engine(), True),
+        "DSpark, early_stop": (scheduled, True),
+    }
     runs = {}
-    for name, (engine, speculative) in engines.items():
+    for name, (engine, speculative) in ways.items():
+        stream = engine.stream(prompts, params, speculative=speculative)
+        events = {0.0: [], 0.8: []}
         with console.status(f"{size} requests: {name}"):
-            runs[name] = engine.generate(prompts, params, speculative=speculative)
+            for event in stream:
+                events[params[event.request].temperature].append(event)
+        runs[name] = BatchRun(stream, events)
     return runs
 
 

@@ -16,7 +16,9 @@ from ..engine import (
     SamplingParams,
     SpeculativeConfig,
     TargetBatch,
+    profile_step,
 )
+from ..verify import CostTable
 from . import smollm2
 
 DRAFTER = Path(__file__).with_name("smollm2_dspark.safetensors")
@@ -46,7 +48,7 @@ class Served:
     tokenizer: Tokenizer
     dtype: str
     threads: int
-    pass_milliseconds: dict[int, float]
+    cost_table: CostTable
 
     def engine(self, **config) -> DSparkEngine:
         return DSparkEngine(
@@ -69,7 +71,7 @@ class Served:
             "cpu": _cpu_name(),
             "weights": self.dtype,
             "threads": self.threads,
-            "target_pass_ms_by_rows": self.pass_milliseconds,
+            "seconds_of_a_step": self.cost_table.to_dict(),
             "torch": torch.__version__,
         }
 
@@ -93,7 +95,7 @@ def serve(console: Console, dtype: str, threads: int | None, drafter_path: Path)
         del model
         status.update("Packing the drafter's weights")
         drafter = DSparkDrafter.for_target(head, target, DTYPES[dtype])
-        status.update("Timing a pass")
+        status.update("Timing passes of the target and the drafter")
         threads = threads or _faster_thread_count(target)
         torch.set_num_threads(threads)
         served = Served(
@@ -102,15 +104,19 @@ def serve(console: Console, dtype: str, threads: int | None, drafter_path: Path)
             Tokenizer(tokenizer),
             dtype,
             threads,
-            {rows: 1e3 * _pass_seconds(target, rows) for rows in (1, 2, 4, 6)},
+            profile_step(target, drafter, drafter.block_size),
         )
     console.print(
         f"Target SmolLM2-135M-Instruct, weights {dtype}; drafter {drafter_path.name}, blocks of "
         f"{drafter.block_size}; {threads} thread(s) on {_cpu_name()}; ready in "
         f"{time.perf_counter() - start:.1f} s."
     )
-    costs = ", ".join(f"{rows}: {ms:.1f} ms" for rows, ms in served.pass_milliseconds.items())
-    console.print(f"A target pass by rows: {costs}. Accepted drafts are shown in [green]green[/].")
+    table = served.cost_table
+    costs = ", ".join(f"{rows}: {1e3 * table.seconds[rows]:.1f}" for rows in (1, 2, 4, 6, 16, 96))
+    console.print(
+        f"Milliseconds of a target pass by its rows: {costs}; of a draft: "
+        f"{1e3 * table.request_seconds[1]:.1f}. Accepted drafts are shown in [green]green[/]."
+    )
     return served
 
 

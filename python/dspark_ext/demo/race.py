@@ -9,7 +9,7 @@ from rich.live import Live
 from rich.panel import Panel
 from rich.text import Text
 
-from ..engine import Generation, StepEvent
+from ..engine import Generation
 from .loading import Served
 
 REFRESH_SECONDS = 0.12
@@ -23,7 +23,6 @@ class Race:
     temperature: float
     plain: Generation
     dspark: Generation
-    events: list[StepEvent]
     identical: bool | None
 
     @property
@@ -36,7 +35,6 @@ class _Lane:
 
     def __init__(self, title: str, stream: Generation, tokenizer) -> None:
         self.title, self.stream = title, stream
-        self.events: list[StepEvent] = []
         self.finished = False
         self._pending = iter(stream)
         self._tokenizer = tokenizer
@@ -49,7 +47,6 @@ class _Lane:
         if event is None:
             self.finished = True
             return
-        self.events.append(event)
         for token, accepted in zip(event.token_ids, event.accepted, strict=True):
             self._token_ids.append(token)
             decoded = self._tokenizer.decode(self._token_ids)
@@ -76,7 +73,7 @@ def run(
 ) -> Race:
     """Answer `question` twice. The lane that has used less time of the engine so far moves next, so
     both sides meet the same disturbances and advance as they would alone."""
-    engine = served.engine()
+    engine = served.engine(schedule="early_stop", cost_table=served.cost_table)
     params = served.params(temperature, max_new_tokens)
     prompt = served.chat(question)
     lanes = [
@@ -102,4 +99,4 @@ def run(
     identical = None
     if temperature == 0:
         identical = plain.outputs[0].token_ids == dspark.outputs[0].token_ids
-    return Race(kind, temperature, plain, dspark, lanes[1].events, identical)
+    return Race(kind, temperature, plain, dspark, identical)

@@ -8,14 +8,17 @@ from rich.console import Console
 from rich.table import Table
 
 from ..engine import Generation
-from .experiments import LawCheck
+from .experiments import ALL_DRAFTS, BatchRun, LawCheck
 from .race import Race
 
 BINS = 10
 
 
 def show_races(console: Console, races: list[Race]) -> list[dict]:
-    table = Table("answer", "T", "tokens", "per pass", "plain/s", "DSpark/s", "speed-up", "output")
+    table = Table(
+        *("answer", "T", "tokens", "rows", "emitted", "plain", "DSpark", "gain", "output"),
+        caption="rows, emitted: per target pass with DSpark; plain, DSpark: tokens per second",
+    )
     rows = []
     for race in races:
         plain, dspark = race.plain.stats, race.dspark.stats
@@ -23,7 +26,8 @@ def show_races(console: Console, races: list[Race]) -> list[dict]:
         table.add_row(
             race.kind,
             f"{race.temperature:g}",
-            f"{plain.emitted}, {dspark.emitted}",
+            str(dspark.emitted),
+            f"{dspark.verified_rows / dspark.passes:.2f}",
             f"{dspark.tokens_per_pass:.2f}",
             f"{plain.tokens_per_second:.1f}",
             f"{dspark.tokens_per_second:.1f}",
@@ -75,27 +79,25 @@ def _show_times(console: Console, races: list[Race]) -> None:
     console.print(table)
 
 
-def show_acceptance(console: Console, races: list[Race]) -> dict:
-    """Acceptance by position, greedy and sampled apart."""
-    count = len(races[0].dspark.stats.acceptance.accepted_by_position)
-    table = Table("accepted, of the drafts verified", *(f"x_{k + 1}" for k in range(count)))
+def show_acceptance(console: Console, run: BatchRun) -> dict:
+    """Share of the verified drafts that were accepted, by position, greedy and sampled apart."""
     found = {}
-    for temperature in dict.fromkeys(race.temperature for race in races):
-        reports = [
-            race.dspark.stats.acceptance for race in races if race.temperature == temperature
-        ]
-        accepted = sum(each.accepted_by_position for each in reports)
-        rates = (accepted / sum(each.verified_by_position for each in reports)).tolist()
-        table.add_row(f"T={temperature:g}", *(f"{rate:.2f}" for rate in rates))
-        found[f"{temperature:g}"] = rates
+    for temperature, events in run.events.items():
+        count = max(len(event.confidences) for event in events)
+        verified = [sum(k < len(event.confidences) for event in events) for k in range(count)]
+        accepted = [sum(k < event.num_accepted for event in events) for k in range(count)]
+        found[f"{temperature:g}"] = [a / v for a, v in zip(accepted, verified, strict=True)]
+    table = Table(ALL_DRAFTS, *(f"x_{k + 1}" for k in range(count)))
+    for temperature, rates in found.items():
+        table.add_row(f"accepted at T={temperature}", *(f"{rate:.2f}" for rate in rates))
     console.print(table)
     return found
 
 
-def show_batches(console: Console, runs: dict[str, Generation], size: int) -> dict:
-    table = Table(f"{size} requests", "tokens/s", "per pass", "rows per step", "ms per step")
+def show_batches(console: Console, runs: dict[str, BatchRun], size: int) -> dict:
+    table = Table(f"{size} requests", "tokens/s", "emitted", "rows per step", "ms per step")
     for name, run in runs.items():
-        stats = run.stats
+        stats = run.generation.stats
         table.add_row(
             name,
             f"{stats.tokens_per_second:.1f}",
@@ -104,7 +106,7 @@ def show_batches(console: Console, runs: dict[str, Generation], size: int) -> di
             f"{1e3 * stats.seconds / stats.steps:.1f}",
         )
     console.print(table)
-    return {name: _summary(run) for name, run in runs.items()}
+    return {name: _summary(run.generation) for name, run in runs.items()}
 
 
 def show_law(console: Console, law: LawCheck) -> dict:
@@ -116,10 +118,9 @@ def show_law(console: Console, law: LawCheck) -> dict:
     return vars(law)
 
 
-def write(console: Console, out: Path, numbers: dict, races: list[Race]) -> None:
+def write(console: Console, out: Path, numbers: dict) -> None:
     """The plots as PNG and all numbers as JSON, paths printed."""
     out.mkdir(parents=True, exist_ok=True)
-    numbers["reliability"] = reliability(races)
     _plot_acceptance(out / "acceptance.png", numbers["acceptance"])
     _plot_reliability(out / "reliability.png", numbers["reliability"])
     (out / "numbers.json").write_text(json.dumps(numbers, indent=2) + "\n", encoding="utf-8")
@@ -127,19 +128,17 @@ def write(console: Console, out: Path, numbers: dict, races: list[Race]) -> None
         console.print(f"Wrote {out / name}")
 
 
-def reliability(races: list[Race]) -> dict:
+def reliability(run: BatchRun) -> dict:
     """Accepted share of the drafts that were reached, by confidence, greedy and sampled apart.
 
     Reached: all earlier drafts of the block were accepted, which is what a conditional confidence
     is about. Lists by bin of width 0.1; empty bins are None.
     """
     found = {}
-    for temperature in dict.fromkeys(race.temperature for race in races):
+    for temperature, events in run.events.items():
         pairs = [
             (confidence, k < event.num_accepted)
-            for race in races
-            if race.temperature == temperature
-            for event in race.events
+            for event in events
             for k, confidence in enumerate(event.confidences[: event.num_accepted + 1])
         ]
         bins = [[] for _ in range(BINS)]

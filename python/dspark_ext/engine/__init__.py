@@ -3,7 +3,7 @@ drafter."""
 
 from .config import SamplingParams, SpeculativeConfig
 from .drafter import Draft, DraftBatch, Drafter, DSparkDrafter
-from .engine import DSparkEngine, profile_target
+from .engine import DSparkEngine, profile_step
 from .generation import Generation
 from .huggingface import HuggingFaceTarget
 from .stats import GenerationStats, RequestOutput, StepEvent
@@ -25,5 +25,5 @@ __all__ = [
     "Target",
     "TargetBatch",
     "TargetOutput",
-    "profile_target",
+    "profile_step",
 ]

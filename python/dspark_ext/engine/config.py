@@ -29,8 +29,9 @@ class SpeculativeConfig:
                             hardware-aware prefixes of the DSpark paper's algorithm 1, by
                             `cost_table`
     confidence_threshold    in [0, 1]; read by "threshold" only
-    cost_table              seconds of a target pass by its number of rows; read by "early_stop"
-                            only; None = the engine measures it when it is built
+    cost_table              seconds of a step by the rows of its target pass (and by its requests);
+                            read by "early_stop" only; None = the engine measures it when it is
+                            built, target and drafter
     prefill_chunk           prompt tokens that enter one target pass beside the decoding rows
     seed                    where the seeds of requests that give none come from
     """

@@ -1,5 +1,7 @@
 """The engine: a target, a drafter and how to use them. The loop itself is in `generation`."""
 
+import statistics
+import time
 from collections.abc import Sequence
 
 import torch
@@ -7,7 +9,7 @@ import torch
 from .. import verify
 from .cache import SlotAllocator
 from .config import SamplingParams, SpeculativeConfig
-from .drafter import Drafter
+from .drafter import DraftBatch, Drafter
 from .generation import Generation
 from .request import Prompt, make_requests
 from .target import Target, TargetBatch
@@ -44,7 +46,7 @@ class DSparkEngine:
             _check_pair(target, drafter)
         self.cost_table = self.config.cost_table
         if self.config.schedule == "early_stop" and self.cost_table is None:
-            self.cost_table = profile_target(target, self.num_drafts)
+            self.cost_table = profile_step(target, drafter, self.num_drafts)
 
     def generate(
         self,
@@ -85,20 +87,43 @@ class DSparkEngine:
         return Generation(self, requests, speculative)
 
 
-def profile_target(target: Target, num_drafts: int) -> verify.CostTable:
-    """Seconds of a target pass by number of rows, up to a full batch of verified blocks.
-
-    Overwrites the target's caches."""
+def profile_step(target: Target, drafter: Drafter | None, num_drafts: int) -> verify.CostTable:
+    """Measure what a step costs: the target pass by its number of rows, up to a full batch of
+    verified blocks, and the drafter by the number of requests. Overwrites their caches."""
     most = target.max_requests * (num_drafts + 1)
-    counts = [n for n in (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192) if n < most]
+    counts = [count for count in (*range(1, 9), 16, 32, 64, 128, 256) if count < most]
 
-    def step(rows: int) -> None:
+    def run_target(rows: int) -> None:
         index = torch.arange(rows)
-        slots, positions = index % target.max_requests, index // target.max_requests
-        positions = positions.clamp(max=target.max_len - 1)
+        positions = (index // target.max_requests).clamp(max=target.max_len - 1)
+        slots = index % target.max_requests
         target.forward(TargetBatch(torch.zeros_like(index), positions, slots, index))
 
-    return verify.profile_cost_table(step, [*counts, most])
+    passes = verify.profile_cost_table(run_target, [*counts, most], warmup=1)
+    if drafter is None:
+        return passes
+    requests = sorted({*(n for n in (1, 2, 4, 8, 16, 32) if n < target.max_requests)})
+    requests.append(target.max_requests)
+    return verify.CostTable(
+        passes.rows,
+        passes.sample_seconds,
+        request_rows=requests,
+        request_seconds=[_draft_seconds(drafter, count, num_drafts) for count in requests],
+    )
+
+
+def _draft_seconds(drafter: Drafter, count: int, num_drafts: int, repeats: int = 5) -> float:
+    """Median time to take in one token of each of `count` requests and to draft for all of them."""
+    slots, zeros = torch.arange(count), torch.zeros(count, dtype=torch.int64)
+    batch = DraftBatch(zeros, zeros + 1, slots, torch.ones(count), slots)
+    features = torch.zeros(count, drafter.num_features)
+    times = []
+    for _ in range(repeats + 1):
+        start = time.perf_counter()
+        drafter.append(features, zeros, slots)
+        drafter.draft(batch, num_drafts, "probabilistic")
+        times.append(time.perf_counter() - start)
+    return statistics.median(times[1:])
 
 
 def _num_drafts(config: SpeculativeConfig, drafter: Drafter) -> int:
