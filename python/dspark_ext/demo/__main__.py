@@ -46,7 +46,7 @@ def main() -> None:
     numbers["reliability"] = report.reliability(batches[experiments.ALL_DRAFTS])
 
     console.rule("[bold]Is the law unchanged?")
-    law = experiments.first_token_law(console, served, runs=160 if arguments.quick else 480)
+    law = experiments.first_token_law(console, served, runs=320 if arguments.quick else 640)
     numbers["law"] = report.show_law(console, law)
 
     report.write(console, arguments.out, numbers)

@@ -5,8 +5,8 @@ rewritten. In transformers one pass over 30 layers costs about 7 ms of Python an
 whatever the model's size, and its operators round a row differently with the number of rows. Here a
 layer is a dozen operators, and each of them is row-invariant.
 
-Weights are kept in `weight_dtype`; activations, norms, RoPE and the cache are fp32 (with bf16
-activations a small model loses the thread).
+Weights are kept in `weight_dtype`, and what a matrix reads is rounded to it; the residual stream,
+norms, RoPE and the cache are fp32 (in bf16 too, a small model loses the thread).
 """
 
 from collections.abc import Sequence

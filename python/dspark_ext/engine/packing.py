@@ -16,7 +16,8 @@ def pack(
 ) -> PackedMatrix:
     """One matrix out of several that read the same rows: x [N, in] -> fp32 [N, sum of outs].
 
-    weights  [out, in] each, kept in `dtype`
+    weights  [out, in] each, kept in `dtype`; with torch.bfloat16 the rows are rounded to it too, so
+             that the processor's bf16 dot products can be used (sums stay fp32)
     biases   [out] or None each
     """
     packed = pack_linear(torch.cat([weight.detach().to(dtype) for weight in weights]))
@@ -29,4 +30,4 @@ def pack(
                 for weight, each in zip(weights, biases, strict=True)
             ]
         )
-    return lambda x: linear(x, packed, bias, out_features)
+    return lambda x: linear(x.to(dtype), packed, bias, out_features)
