@@ -119,7 +119,7 @@ def _read_gguf(path: Path):
 
 
 def _split_half_rotary(weight, num_heads: int):
-    """GGUF keeps query and key rows in interleaved rotary order; transformers splits heads in halves."""
+    """GGUF keeps query and key rows in interleaved rotary order, transformers in split halves."""
     rows, columns = weight.shape
     pairs = weight.reshape(num_heads, rows // num_heads // 2, 2, columns)
     return pairs.transpose(1, 2).reshape(rows, columns).contiguous()
