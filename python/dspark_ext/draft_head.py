@@ -1,13 +1,14 @@
-"""A DSpark draft head as a torch module: context projection, MoE stages, Markov and confidence heads.
+"""A DSpark draft head as a torch module: context projection, MoE stages, Markov and confidence head.
 
-One round for a batch: ``combine`` and ``context_kv`` turn the features of newly verified tokens into
-the keys and values of every stage; ``backbone`` reads the block ``[anchor, noise x (K-1)]`` and returns
-one hidden row per drafted position; ``base_logits``, the Markov factors and the confidence weight are
-what ``dspark_ext.draft`` samples from. Row ``k`` predicts the token at ``anchor_position + k + 1``.
+One round for a batch: ``combine`` and ``context_kv`` turn the features of newly verified tokens
+into the keys and values of every stage; ``backbone`` reads the block ``[anchor, noise x (K-1)]``
+and returns one hidden row per drafted position; ``base_logits``, the Markov factors and the
+confidence weight are what ``dspark_ext.draft`` samples from. Row ``k`` predicts the token at
+``anchor_position + k + 1``.
 
 Attention is grouped-query as in DeepSpec's Qwen3 drafters (not DeepSeek-V4's latent attention), its
-window the ``sliding_window`` positions before the anchor plus the whole block. The stages are MoE with
-DeepSeek-V4's routing. Embedding and output matrix are the target's, bound and never stored.
+window the ``sliding_window`` positions before the anchor plus the whole block. The stages are MoE
+with DeepSeek-V4's routing. Embedding and output matrix are the target's, bound and never stored.
 """
 
 from __future__ import annotations
@@ -78,7 +79,9 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        return F.rms_norm(x.float(), self.weight.shape, self.weight.float(), self.eps).to(dtype or x.dtype)
+        return F.rms_norm(x.float(), self.weight.shape, self.weight.float(), self.eps).to(
+            dtype or x.dtype
+        )
 
 
 class DraftAttention(nn.Module):
@@ -89,7 +92,9 @@ class DraftAttention(nn.Module):
         self.head_dim = config.head_dim
         self.num_heads, self.num_kv_heads = config.num_attention_heads, config.num_key_value_heads
         self.q_proj = nn.Linear(config.hidden_size, self.num_heads * self.head_dim, bias=False)
-        self.kv_proj = nn.Linear(config.hidden_size, 2 * self.num_kv_heads * self.head_dim, bias=False)
+        self.kv_proj = nn.Linear(
+            config.hidden_size, 2 * self.num_kv_heads * self.head_dim, bias=False
+        )
         self.o_proj = nn.Linear(self.num_heads * self.head_dim, config.hidden_size, bias=False)
         self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps)
         self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps)
@@ -105,17 +110,24 @@ class DraftAttention(nn.Module):
 
 
 class DraftMoE(nn.Module):
-    """Top-k routed experts plus a shared one, evaluated as one dense network with masked activations.
+    """Top-k routed experts plus a shared one, as one dense network with masked activations.
 
-    The experts are so small, and the rows so few, that two GEMMs over all of them beat any grouping.
-    Rows of ``w13``: gates of experts 0..E-1 and of the shared expert, then their ups. Columns of ``w2``
-    follow the same order. A row's unselected experts are multiplied by an exact zero.
+    The experts are so small, and the rows so few, that two GEMMs over all of them beat any
+    grouping. Rows of ``w13``: gates of experts 0..E-1 and of the shared expert, then their ups.
+    Columns of ``w2`` follow the same order. A row's unselected experts are multiplied by an exact
+    zero.
     """
 
     def __init__(self, config: DraftHeadConfig):
         super().__init__()
-        self.num_experts, self.top_k = config.dspark_n_routed_experts, config.dspark_num_experts_per_tok
-        self.expert_size, self.shared_size = config.moe_intermediate_size, config.shared_intermediate_size
+        self.num_experts, self.top_k = (
+            config.dspark_n_routed_experts,
+            config.dspark_num_experts_per_tok,
+        )
+        self.expert_size, self.shared_size = (
+            config.moe_intermediate_size,
+            config.shared_intermediate_size,
+        )
         self.scaling, self.limit = config.routed_scaling_factor, config.swiglu_limit
         width = self.num_experts * self.expert_size + self.shared_size
         self.gate_weight = nn.Parameter(torch.empty(self.num_experts, config.hidden_size))
@@ -124,7 +136,7 @@ class DraftMoE(nn.Module):
         self.w2 = nn.Linear(width, config.hidden_size, bias=False)
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """(expert ids, weights), both [..., top_k]: sqrt-softplus scores, bias only for the choice."""
+        """(expert ids, weights), both [..., top_k]: sqrt-softplus scores, bias only to choose."""
         scores = F.softplus(F.linear(x.float(), self.gate_weight.float())).sqrt()
         ids = (scores + self.gate_bias).topk(self.top_k, -1).indices
         weights = scores.gather(-1, ids)
@@ -137,7 +149,9 @@ class DraftMoE(nn.Module):
         gate, up = self.w13(x).chunk(2, -1)
         a = F.silu(gate.clamp(max=self.limit)) * up.clamp(-self.limit, self.limit)
         routed, shared = a.split([self.num_experts * self.expert_size, self.shared_size], -1)
-        routed = routed.unflatten(-1, (self.num_experts, self.expert_size)) * mixture[..., None].to(a.dtype)
+        routed = routed.unflatten(-1, (self.num_experts, self.expert_size)) * mixture[..., None].to(
+            a.dtype
+        )
         return self.w2(torch.cat([routed.flatten(-2), shared], -1))
 
 
@@ -156,7 +170,9 @@ class DSparkDraftHead(nn.Module):
     def __init__(self, config: DraftHeadConfig, dtype: torch.dtype = torch.float32):
         super().__init__()
         c = self.config = config
-        self.compute_dtype = dtype  # of the linear layers; norms, routing and residual stream are float32
+        self.compute_dtype = (
+            dtype  # of the linear layers; norms, routing and residual stream are float32
+        )
         taps = len(c.dspark_target_layer_ids)
         self.main_proj = nn.Linear(taps * c.hidden_size, c.hidden_size, bias=False)
         self.main_norm = RMSNorm(c.hidden_size, c.rms_norm_eps)
@@ -181,7 +197,9 @@ class DSparkDraftHead(nn.Module):
             nn.init.normal_(linear.weight, std=linear.in_features**-0.5)
         for stage in self.stages:
             for linear in (stage.attn.o_proj, stage.ffn.w2):
-                nn.init.normal_(linear.weight, std=linear.in_features**-0.5 / math.sqrt(2 * len(self.stages)))
+                nn.init.normal_(
+                    linear.weight, std=linear.in_features**-0.5 / math.sqrt(2 * len(self.stages))
+                )
             nn.init.normal_(stage.ffn.gate_weight, std=c.hidden_size**-0.5)
         nn.init.normal_(self.noise_embed, std=0.02)
         nn.init.normal_(self.markov_w1, std=c.dspark_markov_rank**-0.5)
@@ -192,7 +210,13 @@ class DSparkDraftHead(nn.Module):
         """The layers kept in ``compute_dtype``, in a fixed order."""
         yield self.main_proj
         for stage in self.stages:
-            yield from (stage.attn.q_proj, stage.attn.kv_proj, stage.attn.o_proj, stage.ffn.w13, stage.ffn.w2)
+            yield from (
+                stage.attn.q_proj,
+                stage.attn.kv_proj,
+                stage.attn.o_proj,
+                stage.ffn.w13,
+                stage.ffn.w2,
+            )
 
     def bind_target(self, embed_weight: Tensor, lm_head_weight: Tensor) -> None:
         """Share the target's embedding, and the rows of its output matrix that can be drafted."""
@@ -200,7 +224,9 @@ class DSparkDraftHead(nn.Module):
         for name, weight in (("embed_weight", embed_weight), ("lm_head_weight", lm_head_weight)):
             if tuple(weight.shape) != (c.vocab_size, c.hidden_size):
                 expected = [c.vocab_size, c.hidden_size]
-                raise ValueError(f"bind_target: {name} has shape {list(weight.shape)}, expected {expected}")
+                raise ValueError(
+                    f"bind_target: {name} has shape {list(weight.shape)}, expected {expected}"
+                )
         self.embed_weight = embed_weight.detach()
         self.lm_head = nn.Linear(c.hidden_size, c.draft_vocab_size, bias=False, device="meta")
         rows = lm_head_weight.detach()[self.draft_token_ids].to(self.compute_dtype)
@@ -246,7 +272,9 @@ class DSparkDraftHead(nn.Module):
 
     def markov_w1_full(self) -> Tensor:
         """[V, r], indexed by target token id."""
-        return self.markov_w1[self.markov_rows(torch.arange(self.config.vocab_size, device=self.d2t.device))]
+        return self.markov_w1[
+            self.markov_rows(torch.arange(self.config.vocab_size, device=self.d2t.device))
+        ]
 
     def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         half = self.config.head_dim // 2
@@ -274,7 +302,9 @@ class DSparkDraftHead(nn.Module):
         with safe_open(path, "pt") as file:
             metadata = file.metadata() or {}
             if metadata.get("format") != FORMAT:
-                raise ValueError(f"{path}: format is {metadata.get('format')!r}, expected {FORMAT!r}")
+                raise ValueError(
+                    f"{path}: format is {metadata.get('format')!r}, expected {FORMAT!r}"
+                )
             found = {name: file.get_tensor(name) for name in file.keys()}
         head = cls(DraftHeadConfig.from_json(metadata["config"]), dtype)
         wanted = head._named_tensors()
@@ -282,7 +312,9 @@ class DSparkDraftHead(nn.Module):
         for name in filter(_is_quantised, wanted):
             shapes[name.removesuffix(".weight") + ".scale"] = shapes[name][:1]
         problems = [f"missing {name} {list(shapes[name])}" for name in shapes if name not in found]
-        problems += [f"unexpected {name} {list(found[name].shape)}" for name in found if name not in shapes]
+        problems += [
+            f"unexpected {name} {list(found[name].shape)}" for name in found if name not in shapes
+        ]
         problems += [
             f"{name} is {list(found[name].shape)}, expected {list(shapes[name])}"
             for name in shapes
@@ -294,7 +326,9 @@ class DSparkDraftHead(nn.Module):
             for name, value in wanted.items():
                 source = found[name]
                 if _is_quantised(name):
-                    source = source.float() * found[name.removesuffix(".weight") + ".scale"][:, None]
+                    source = (
+                        source.float() * found[name.removesuffix(".weight") + ".scale"][:, None]
+                    )
                 value.copy_(source)
         return head.eval()
 
@@ -359,5 +393,6 @@ def quantise_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
 def _is_quantised(name: str) -> bool:
     parts = name.split(".")
     return parts[-1] == "weight" and parts[-2] in {
-        "main_proj", "q_proj", "k_proj", "v_proj", "o_proj", "w1", "w2", "w3", "markov_w1", "markov_w2",
+        "main_proj", "q_proj", "k_proj", "v_proj", "o_proj", "w1", "w2", "w3",
+        "markov_w1", "markov_w2",
     }  # fmt: skip

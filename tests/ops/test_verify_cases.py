@@ -98,66 +98,6 @@ def test_br024_one_compiled_step_serves_every_split():
         assert eager.slot_mapping[live:].eq(-1).all()
 
 
-def test_br025_ragged_lengths_equal_single_calls():
-    sampling = pytest.importorskip("dspark_ext.sampling")
-    lengths = [5, 5, 5, 5, 5, 5, 4, 0]
-    generator = torch.Generator().manual_seed(1)
-    target = torch.randn(42, 64, generator=generator)
-    draft = torch.randn(8, 5, 64, generator=generator)
-    ids = torch.randint(0, 64, (8, 5), generator=generator)
-    seeds, positions = torch.arange(8), torch.arange(8) * 3
-    loc = starts(lengths)
-    together = sampling.rejection_sample(
-        target, ids, draft, query_start_loc=loc, temperature=1.0, seeds=seeds, positions=positions
-    )
-    for b, length in enumerate(lengths):
-        alone = sampling.rejection_sample(
-            target[loc[b] : loc[b + 1]],
-            ids[b : b + 1],
-            draft[b : b + 1],
-            query_start_loc=starts([length]),
-            temperature=1.0,
-            seeds=seeds[b : b + 1],
-            positions=positions[b : b + 1],
-        )
-        assert torch.equal(alone.token_ids[0], together.token_ids[b])
-        assert int(alone.num_emitted[0]) == int(together.num_emitted[b])
-
-
-@pytest.mark.parametrize("vocab", [8, 4097, 129280], ids=lambda v: f"vocab={v}")
-def test_br026_planted_mismatch_at_every_depth(vocab):
-    """Greedy, K = 1 .. 16, the first mismatch at every position 0 .. K, batches of 1, 3 and 12."""
-    sampling = pytest.importorskip("dspark_ext.sampling")
-    depths = range(1, 17) if vocab < 129280 else (1, 5, 16)
-    for width in depths:
-        batches = (1, 3, 12) if vocab < 129280 else (1, width + 1)
-        for batch in batches:
-            if vocab == 129280 and batch * (width + 1) > 40:
-                continue
-            planted = [(b + width) % (width + 1) for b in range(batch)]
-            rounds = 1 if batch > width else -(-(width + 1) // batch)
-            for turn in range(rounds if vocab == 8 else 1):
-                where = [(p + turn * batch) % (width + 1) for p in planted]
-                best = [(7 * r + 3) % vocab for r in range(batch * (width + 1))]
-                target = one_hot_rows(best, vocab)
-                ids = torch.tensor(best).reshape(batch, width + 1)[:, :width].clone()
-                for b, position in enumerate(where):
-                    if position < width:
-                        ids[b, position] = (ids[b, position] + 1) % vocab
-                output = sampling.rejection_sample(
-                    target,
-                    ids,
-                    query_start_loc=starts([width] * batch),
-                    temperature=0.0,
-                    seeds=torch.zeros(batch, dtype=torch.int64),
-                    positions=torch.zeros(batch, dtype=torch.int64),
-                )
-                assert output.num_accepted.tolist() == where
-                for b, position in enumerate(where):
-                    row = best[b * (width + 1) : b * (width + 1) + position + 1]
-                    assert output.token_ids[b, : position + 1].tolist() == row
-
-
 def test_br027_cost_table_decides_and_a_missing_one_is_reported():
     confidence = torch.tensor([[0.5, 0.5]])
     plan = verify.schedule(confidence, cost=table(1, 1.4, 1.9))

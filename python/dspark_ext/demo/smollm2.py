@@ -162,4 +162,6 @@ def encode_chat(tokenizer, question: str) -> list[int]:
 def _check_sha256(path: Path, expected: str) -> None:
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     if digest != expected:
-        raise RuntimeError(f"{path}: sha256 is {digest}, expected {expected}; delete it and try again")
+        raise RuntimeError(
+            f"{path}: sha256 is {digest}, expected {expected}; delete it and try again"
+        )

@@ -1,7 +1,7 @@
 """A tiny model pair for tests: a byte-level llama-shaped target and its draft head.
 
-Both were trained on the Python standard library's source, so prompts should look like Python. The text
-they write is not meant to make sense; acceptance, identity and distributions are.
+Both were trained on the Python standard library's source, so prompts should look like Python. The
+text they write is not meant to make sense; acceptance, identity and distributions are.
 """
 
 from __future__ import annotations
