@@ -1,4 +1,4 @@
-"""A DSpark draft head as a torch module: context projection, MoE stages, Markov and confidence head.
+"""A DSpark draft head as a torch module: projection, MoE stages, Markov and confidence heads.
 
 One round for a batch: ``combine`` and ``context_kv`` turn the features of newly verified tokens
 into the keys and values of every stage; ``backbone`` reads the block ``[anchor, noise x (K-1)]``
