@@ -34,13 +34,22 @@ def awkward_row(rng, vocab: int, kind: str) -> np.ndarray:
         row *= 40
     elif kind == "flat":
         row[:] = 0.5
+    elif kind == "zeros":
+        row = np.copysign(np.zeros(vocab, np.float32), row)
+    elif kind == "magnitudes":  # denormals to the largest
+        row = (rng.standard_normal(vocab) * 10.0 ** rng.integers(-44, 38, vocab)).astype(np.float32)
+    elif kind == "ladder":
+        steps = np.sort(rng.geometric(0.1, vocab)) * rng.choice([-1e-40, -0.3, -1e30])
+        row = rng.permutation(steps).astype(np.float32)
     elif kind == "infinite":
         row[rng.integers(vocab)] = np.inf
         row[rng.integers(vocab)] = np.nan
     return row
 
 
-KINDS = ["normal", "ties", "masked", "wide", "flat", "infinite"]
+KINDS = [
+    "normal", "ties", "masked", "wide", "flat", "zeros", "magnitudes", "ladder", "infinite",
+]  # fmt: skip
 
 
 def law(row: torch.Tensor, temperature: float, filters: dict) -> numerics.Law:
@@ -78,6 +87,23 @@ def test_extreme_temperatures_bits(temperature, rng):
     assert bits_equal(
         got, torch.tensor(law(row, temperature, {}).probabilities().astype(np.float32))
     )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_random_filters_bits(kind, rng):
+    """Cuts wherever they may fall: any k, any p, any threshold, alone and together."""
+    for _ in range(60):
+        vocab = int(rng.choice([2, 5, 17, 300, 5000], p=[0.1, 0.2, 0.3, 0.35, 0.05]))
+        row = torch.tensor(awkward_row(rng, vocab, kind))
+        filters = {
+            "top_k": int(rng.choice([0, 1, rng.integers(1, vocab + 2)])),
+            "top_p": float(np.float32(rng.choice([1, 1e-7, 0.5, 0.9999999, rng.random()]))),
+            "min_p": float(np.float32(rng.choice([0, 0, 1e-30, 0.999999, rng.random()]))),
+        }
+        temperature = float(rng.choice([1e-4, 0.5, 1.0, 30.0]))
+        got = sampling.target_probs(row[None], temperature=temperature, **filters)[0]
+        want = law(row, temperature, filters).probabilities().astype(np.float32)
+        assert bits_equal(got, torch.tensor(want)), (vocab, temperature, filters)
 
 
 UNIFORMS = [0.0, 2.0**-53, 1e-9, *np.linspace(0.001, 0.999, 23), 1 - 2.0**-53, 1.0]

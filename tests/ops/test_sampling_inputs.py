@@ -321,3 +321,24 @@ def test_int32_draft_ids():
     want = sampling.rejection_sample(**inputs)
     inputs["draft_token_ids"] = inputs["draft_token_ids"].int()
     assert same(want, sampling.rejection_sample(**inputs))
+
+
+def test_int64_query_start_loc():
+    inputs = good()
+    want = sampling.rejection_sample(**inputs)
+    inputs["query_start_loc"] = inputs["query_start_loc"].long()
+    assert same(want, sampling.rejection_sample(**inputs))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_zero_residual_mass_uses_the_target(method):
+    """p == q and a uniform of 1, which no threshold exceeds: the rejection leaves nothing."""
+    rows = torch.tensor([[0.2, 0.3, 0.5]]).log().repeat(2 * 9, 1)
+    draft, ids = rows[:9, None].clone(), torch.full((9, 1), 2)
+    uniforms = torch.tensor([[1.0, u] for u in torch.linspace(0.05, 0.95, 9)], dtype=torch.float64)
+    out = verify(rows, ids, draft, method=method, uniforms=uniforms)
+    assert (out.num_accepted == 0).all() and (out.status == 8).all()
+    drawn = sampling.sample(
+        rows[:9], temperature=1.0, seeds=0, positions=0, uniforms=uniforms[:, 1].contiguous()
+    ).ids
+    assert torch.equal(out.last_token, drawn) and len(drawn.unique()) == 3

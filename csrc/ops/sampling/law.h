@@ -109,7 +109,7 @@ DSPARK_DEVICE float log_probability(const Law& law, int64_t id) {
     if (x == -kInfinity || !is_kept(law.cut, x, id)) return -kInfinity;
     const double below = static_cast<double>(x) - static_cast<double>(law.maximum);
     const double log2_p = below * static_cast<double>(law.scale) - log2_double(law.total);
-    return static_cast<float>(log2_p * kLn2);
+    return static_cast<float>(log2_p * kLn2) + 0.0f;  // a zero is +0, whichever zero M is
 }
 
 }  // namespace dspark::DSPARK_ISA::sampling

@@ -168,7 +168,7 @@ class Law:
         if self.is_greedy:
             return np.float32(0)
         log2_p = (float(self.x[i]) - self.maximum) * self.c - log2_double(self.total)
-        return np.float32(log2_p * float(LN2))
+        return np.float32(log2_p * float(LN2)) + np.float32(0)  # -0 becomes +0
 
 
 def read_row(logits: np.ndarray) -> tuple[np.ndarray, bool]:
