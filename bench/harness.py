@@ -192,6 +192,7 @@ def main(description: str, make_cases: Callable[[], list[Case]]) -> None:
     parser.add_argument("--only", default="", help="cases whose name contains this text")
     parser.add_argument("--repeats", type=int, default=9, help="timed runs of each case")
     parser.add_argument("--threads", type=int, help="torch threads (default: torch's choice)")
+    parser.add_argument("--markdown", type=pathlib.Path, help="write header and table")
     parser.add_argument("--json", type=pathlib.Path, help="write header and rows as JSON lines")
     options = parser.parse_args()
     if options.threads:
@@ -199,13 +200,16 @@ def main(description: str, make_cases: Callable[[], list[Case]]) -> None:
 
     bandwidth = copy_bandwidth()
     facts = header(bandwidth)
-    print(", ".join(f"{key}: {value}" for key, value in facts.items()), flush=True)
+    facts_line = ", ".join(f"{key}: {value}" for key, value in facts.items())
+    print(facts_line, flush=True)
     rows = []
     for case in make_cases():
         if options.only in case.name:
             print(f"measuring {case.name} ...", flush=True)
             rows.append(measure(case, bandwidth, options.repeats))
     print(markdown(rows))
+    if options.markdown:
+        options.markdown.write_text(f"{description}\n\n{facts_line}\n\n{markdown(rows)}\n")
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
         lines = [json.dumps(entry) for entry in [facts, *rows]]
