@@ -62,10 +62,14 @@ class Samples:
         for chunk in self.chunks.values():
             for i in range(len(chunk.rows)):
                 row = chunk.row(i)
-                counts += torch.bincount(row["tokens"][row["response_start"] :], minlength=vocab_size)
+                counts += torch.bincount(
+                    row["tokens"][row["response_start"] :], minlength=vocab_size
+                )
         return counts
 
-    def random_batch(self, generator: random.Random, num_rows: int, num_anchors: int, num_drafts: int) -> Batch:
+    def random_batch(
+        self, generator: random.Random, num_rows: int, num_anchors: int, num_drafts: int
+    ) -> Batch:
         rows = [chunk.row(i) for chunk, i in generator.choices(self.index, k=num_rows)]
         anchors = []
         for row in rows:
@@ -131,7 +135,17 @@ class DraftLoss(torch.autograd.Function):
     rows_per_chunk = 128
 
     @staticmethod
-    def forward(ctx, state, w2, vocab_weight, target_hidden, target_logsumexp, row_weight, kl_share, want_matches):
+    def forward(
+        ctx,
+        state,
+        w2,
+        vocab_weight,
+        target_hidden,
+        target_logsumexp,
+        row_weight,
+        kl_share,
+        want_matches,
+    ):
         dtype = vocab_weight.dtype
         split = vocab_weight.shape[1]
         joint = torch.cat([vocab_weight, w2.to(dtype)], 1)
@@ -141,7 +155,11 @@ class DraftLoss(torch.autograd.Function):
         acceptance, matches, entropy = [], [], []
         for start in range(0, len(state), DraftLoss.rows_per_chunk):
             span = slice(start, start + DraftLoss.rows_per_chunk)
-            log_p = F.linear(target_hidden[span], vocab_weight).float().sub_(target_logsumexp[span, None])
+            log_p = (
+                F.linear(target_hidden[span], vocab_weight)
+                .float()
+                .sub_(target_logsumexp[span, None])
+            )
             log_q = F.linear(state_low[span], joint).float()
             if want_matches:
                 matches.append(log_p.argmax(-1) == log_q.argmax(-1))
@@ -177,7 +195,9 @@ def draft_states(head: DSparkDraftHead, batch: Batch) -> Tensor:
     return torch.cat([hidden.flatten(0, 1), previous.float()], -1)
 
 
-def train_step(head: DSparkDraftHead, batch: Batch, vocab_weight: Tensor, kl_share: float) -> dict[str, float]:
+def train_step(
+    head: DSparkDraftHead, batch: Batch, vocab_weight: Tensor, kl_share: float
+) -> dict[str, float]:
     num_drafts = batch.valid.shape[-1]
     position_weight = torch.exp(-torch.arange(num_drafts) / 4.0)
     row_weight = (batch.valid * position_weight).flatten()
@@ -219,7 +239,9 @@ class Schedule:
 
     def learning_rate(self, step: int) -> float:
         left = self.seconds - (time.time() - self.started)
-        return self.lr * min(1.0, (step + 1) / self.warmup_steps, max(left / self.decay_seconds, 0.01))
+        return self.lr * min(
+            1.0, (step + 1) / self.warmup_steps, max(left / self.decay_seconds, 0.01)
+        )
 
     def kl_share(self) -> float:
         done = self.progress_before + (1 - self.progress_before) * self.progress()
@@ -282,7 +304,9 @@ def train(
     average = copy.deepcopy(head)
     cpu, step, num_anchors, recent, evaluated = time.process_time(), 0, 0, {}, time.time()
     while schedule.progress() < 1.0 and not (out / "stop").exists():
-        batch = samples.random_batch(generator, rows_per_step, anchors_per_row, head.config.dspark_block_size)
+        batch = samples.random_batch(
+            generator, rows_per_step, anchors_per_row, head.config.dspark_block_size
+        )
         numbers = train_step(head, batch, vocab_weight, schedule.kl_share())
         lr = schedule.learning_rate(step)
         muon.step(lr)
@@ -373,9 +397,12 @@ def evaluate(head: DSparkDraftHead, held_out: Samples, stride: int = 1, groups=N
         if "anchors" in entry:
             values["tau_t1"] = round(entry["tau_sum"] / entry["anchors"], 4)
             values["accept"] = [
-                round(entry[f"accept{k + 1}"] / entry[f"count{k + 1}"], 4) for k in range(num_drafts)
+                round(entry[f"accept{k + 1}"] / entry[f"count{k + 1}"], 4)
+                for k in range(num_drafts)
             ]
-            values["confidence_mae"] = round(entry["confidence_error"] / entry["confidence_count"], 4)
+            values["confidence_mae"] = round(
+                entry["confidence_error"] / entry["confidence_count"], 4
+            )
         result[name] = values
     return result["all"] if set(result) == {"all"} else result
 

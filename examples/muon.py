@@ -11,7 +11,9 @@ from dspark_ext.draft_head import DSparkDraftHead
 class Muon:
     """Momentum, orthogonalised per block of a matrix (one attention head, one expert), RMS-matched."""
 
-    def __init__(self, blocks: list[tuple[torch.nn.Parameter, int, int]], momentum=0.95, weight_decay=0.05):
+    def __init__(
+        self, blocks: list[tuple[torch.nn.Parameter, int, int]], momentum=0.95, weight_decay=0.05
+    ):
         self.blocks = [(p, dim, count, torch.zeros_like(p)) for p, dim, count in blocks]
         self.momentum, self.weight_decay = momentum, weight_decay
 

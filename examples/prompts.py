@@ -191,7 +191,12 @@ KINDS: dict[str, list[str]] = {
         "Help me write a message to {purpose}.",
         "Draft a letter from {name} to {purpose}.",
     ],
-    "fact": ["{fact}", "{fact} Answer in one sentence.", "{fact} Please explain.", "Quick question: {fact}"],
+    "fact": [
+        "{fact}",
+        "{fact} Answer in one sentence.",
+        "{fact} Please explain.",
+        "Quick question: {fact}",
+    ],
     "travel": [
         "What should I see in {city}?",
         "Plan a two day trip to {city}.",
@@ -200,8 +205,15 @@ KINDS: dict[str, list[str]] = {
         "What food is popular in {place}?",
         "Write a short description of {city} for a travel guide.",
     ],
-    "recipe": ["How do I make {dish}?", "Give me a simple recipe for {dish}.", "What ingredients do I need for {dish}?"],
-    "poem": ["Write a short poem about {poem_topic}.", "Write four lines of verse about {poem_topic}."],
+    "recipe": [
+        "How do I make {dish}?",
+        "Give me a simple recipe for {dish}.",
+        "What ingredients do I need for {dish}?",
+    ],
+    "poem": [
+        "Write a short poem about {poem_topic}.",
+        "Write four lines of verse about {poem_topic}.",
+    ],
     "word": [
         "What does the word '{word}' mean?",
         "Use the word '{word}' in three sentences.",
@@ -235,7 +247,10 @@ HELD_OUT: list[tuple[str, str]] = [
     ("list", "Give me five reasons to ride a bicycle."),
     ("list", "List some safety rules for a chemistry lab."),
     ("arithmetic", "A baker fills 14 trays with 9 muffins each. How many muffins is that?"),
-    ("rewrite", "Rewrite this sentence so that it is more formal: The boss said no and that was that."),
+    (
+        "rewrite",
+        "Rewrite this sentence so that it is more formal: The boss said no and that was that.",
+    ),
     ("advice", "What should I do if my bicycle was stolen?"),
     ("email", "Write an email to ask the landlord to repair the heating."),
     ("travel", "Tell me three interesting facts about Madagascar."),
@@ -253,7 +268,9 @@ HELD_OUT: list[tuple[str, str]] = [
 def training_prompts(seed: int) -> Iterator[str]:
     """An endless stream of prompts, a pure function of ``seed``; repeats come only when a kind runs dry."""
     generator = random.Random(seed)
-    slots = {name: [" ".join(value.split()) for value in text.split(";")] for name, text in SLOTS.items()}
+    slots = {
+        name: [" ".join(value.split()) for value in text.split(";")] for name, text in SLOTS.items()
+    }
     slots["number"] = [str(n) for n in range(11, 200)]
     slots["small"] = [str(n) for n in range(2, 13)]
     kinds, weights = list(WEIGHTS), list(WEIGHTS.values())
@@ -278,7 +295,9 @@ def held_out_prompts() -> list[str]:
 
 def assert_held_out(prompts) -> None:
     """Fails if any evaluation or demo prompt is among ``prompts``."""
-    common = {_normalised(prompt) for prompt in prompts} & {_normalised(prompt) for prompt in held_out_prompts()}
+    common = {_normalised(prompt) for prompt in prompts} & {
+        _normalised(prompt) for prompt in held_out_prompts()
+    }
     if common:
         raise AssertionError(f"held-out prompts found in the training set: {sorted(common)}")
 

@@ -101,7 +101,9 @@ class TargetLoop:
         x = self.embed[tokens]
         width = x.shape[1:]
         taps = []
-        for index, (norm1, qkv_weight, o_weight, norm2, up_weight, down_weight) in enumerate(self.layers):
+        for index, (norm1, qkv_weight, o_weight, norm2, up_weight, down_weight) in enumerate(
+            self.layers
+        ):
             n = F.rms_norm(x, width, norm1, self.eps).bfloat16()
             qkv = F.linear(n, qkv_weight).view(len(tokens), -1, self.head_dim)
             qk, v = qkv.split([self.num_heads + self.num_kv_heads, self.num_kv_heads], 1)
@@ -127,7 +129,9 @@ class TargetLoop:
         return F.linear(hidden, self.lm_head).float(), torch.cat(taps, -1), hidden
 
 
-def sample_ids(logits: torch.Tensor, temperatures: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+def sample_ids(
+    logits: torch.Tensor, temperatures: torch.Tensor, generator: torch.Generator
+) -> torch.Tensor:
     """One id a row by inverse CDF, found block by block so that no full cumulative sum is needed."""
     batch, vocab = logits.shape
     block = 256 if vocab % 256 == 0 else vocab
@@ -173,7 +177,9 @@ def generate(
 
     for position, token in enumerate(prefix):
         full = torch.full((batch,), position)
-        logits, features[:, position], hidden[:, position] = loop.step(torch.full((batch,), token), full)
+        logits, features[:, position], hidden[:, position] = loop.step(
+            torch.full((batch,), token), full
+        )
         logsumexp[:, position] = logits.logsumexp(-1)
 
     def start(request: Request) -> _Slot:
@@ -213,7 +219,9 @@ def generate(
             elif ended or slot.position + 1 >= max_length:
                 length = slot.position
                 if slot.response_start + 8 < length and not slot.asking:
-                    pending.tokens.append(torch.tensor(slot.tokens[: length + 1], dtype=torch.int32))
+                    pending.tokens.append(
+                        torch.tensor(slot.tokens[: length + 1], dtype=torch.int32)
+                    )
                     pending.features.append(features[row, :length].clone())
                     pending.hidden.append(hidden[row, :length].clone())
                     pending.logsumexp.append(logsumexp[row, :length].clone())

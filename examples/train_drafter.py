@@ -1,9 +1,9 @@
 """Train the demo's drafter: sample the target, train on its samples, evaluate, export.
 
-    python examples/train_drafter.py sample --out data/train
-    python examples/train_drafter.py sample --out data/held_out --held-out
-    python examples/train_drafter.py train --data data/train --held-out data/held_out --out run
-    python examples/train_drafter.py eval --data data/held_out --drafter run/drafter.safetensors
+python examples/train_drafter.py sample --out data/train
+python examples/train_drafter.py sample --out data/held_out --held-out
+python examples/train_drafter.py train --data data/train --held-out data/held_out --out run
+python examples/train_drafter.py eval --data data/held_out --drafter run/drafter.safetensors
 """
 
 from __future__ import annotations
@@ -39,7 +39,11 @@ def sample(args: argparse.Namespace) -> None:
 
     before, after = smollm2.chat_prompt("\0").split("\0")
     prefix, suffix = encode(before), encode(after)
-    requests = held_out_requests(encode, suffix) if args.held_out else training_requests(encode, suffix, args.seed)
+    requests = (
+        held_out_requests(encode, suffix)
+        if args.held_out
+        else training_requests(encode, suffix, args.seed)
+    )
     deadline = time.time() + args.minutes * 60
     target_samples.generate(
         model,
@@ -102,12 +106,17 @@ def train(args: argparse.Namespace) -> None:
     head = DSparkDraftHead(config)
     counts = samples.token_counts(config.vocab_size)
     draft_ids = training.choose_draft_vocabulary(counts, config.draft_vocab_size)
-    print(f"draft vocabulary: {counts[draft_ids].sum() / counts.sum():.4f} of {samples.num_tokens} tokens", flush=True)
+    print(
+        f"draft vocabulary: {counts[draft_ids].sum() / counts.sum():.4f} of {samples.num_tokens} tokens",
+        flush=True,
+    )
     training.initialise(head, draft_ids, model.model.norm.weight.detach())
     if args.init:
         training.resume(head, torch.load(args.init))
     head.bind_target(embed, lm_head)
-    schedule = training.Schedule(args.minutes * 60, args.decay_minutes * 60, lr=args.lr, progress_before=args.progress)
+    schedule = training.Schedule(
+        args.minutes * 60, args.decay_minutes * 60, lr=args.lr, progress_before=args.progress
+    )
     training.train(head, samples, held_out, args.out, schedule, seed=args.seed)
     prompts.assert_held_out(samples.prompts())
 
@@ -118,27 +127,38 @@ def evaluate(args: argparse.Namespace) -> None:
     model, _ = smollm2.load()
     head = DSparkDraftHead.load(args.drafter)
     head.bind_target(model.model.embed_tokens.weight, model.lm_head.weight)
-    kinds = {prompt: "other kinds" if kind.startswith("*") else "trained kinds" for kind, prompt in prompts.HELD_OUT}
+    kinds = {
+        prompt: "other kinds" if kind.startswith("*") else "trained kinds"
+        for kind, prompt in prompts.HELD_OUT
+    }
     kinds |= {prompt: f"demo {name}" for name, prompt in prompts.DEMO.items()}
     held_out = Samples(args.data)
     print("all", training.evaluate(head, held_out))
-    for name, values in training.evaluate(head, held_out, groups=lambda row: kinds[row["prompt"]]).items():
+    for name, values in training.evaluate(
+        head, held_out, groups=lambda row: kinds[row["prompt"]]
+    ).items():
         print(name, values)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     commands = parser.add_subparsers(required=True)
     command = commands.add_parser("sample", help="sample the target into chunks")
     command.add_argument("--out", type=Path, required=True)
-    command.add_argument("--held-out", action="store_true", help="the evaluation prompts instead of the templates")
+    command.add_argument(
+        "--held-out", action="store_true", help="the evaluation prompts instead of the templates"
+    )
     command.add_argument("--tokens", type=int, default=1_000_000)
     command.add_argument("--minutes", type=float, default=90)
     command.add_argument("--batch", type=int, default=128)
     command.add_argument("--max-length", type=int, default=288)
     command.add_argument("--seed", type=int, default=0)
     command.set_defaults(run=sample)
-    command = commands.add_parser("train", help="train a drafter on chunks, also while they are being written")
+    command = commands.add_parser(
+        "train", help="train a drafter on chunks, also while they are being written"
+    )
     command.add_argument("--data", type=Path, required=True)
     command.add_argument("--held-out", type=Path, required=True)
     command.add_argument("--out", type=Path, required=True)
@@ -147,7 +167,9 @@ def main() -> None:
     command.add_argument("--lr", type=float, default=2e-3)
     command.add_argument("--draft-vocabulary", type=int, default=8192)
     command.add_argument("--init", type=Path, help="weights of an earlier run (last.pt)")
-    command.add_argument("--progress", type=float, default=0.0, help="share of the loss schedule already done")
+    command.add_argument(
+        "--progress", type=float, default=0.0, help="share of the loss schedule already done"
+    )
     command.add_argument("--seed", type=int, default=0)
     command.set_defaults(run=train)
     command = commands.add_parser("eval", help="teacher-forced acceptance on held-out samples")

@@ -1,6 +1,6 @@
 """Train the tiny model pair of the tests, from nothing, in a few CPU minutes.
 
-    python examples/train_tiny_pair.py --work build/tiny --out tests/fixtures
+python examples/train_tiny_pair.py --work build/tiny --out tests/fixtures
 """
 
 from __future__ import annotations
@@ -29,17 +29,24 @@ LEFT_OUT = {"test", "tests", "idlelib", "site-packages", "lib2to3", "turtledemo"
 def corpus(seed: int) -> bytes:
     """The standard library's source files, in random order."""
     root = Path(sysconfig.get_paths()["stdlib"])
-    files = [path for path in sorted(root.rglob("*.py")) if not LEFT_OUT & set(path.relative_to(root).parts)]
+    files = [
+        path
+        for path in sorted(root.rglob("*.py"))
+        if not LEFT_OUT & set(path.relative_to(root).parts)
+    ]
     random.Random(seed).shuffle(files)
     return b"\n".join(path.read_bytes() for path in files)
 
 
-def train_target(data: torch.Tensor, minutes: float, length: int = 256, batch: int = 32) -> LlamaForCausalLM:
+def train_target(
+    data: torch.Tensor, minutes: float, length: int = 256, batch: int = 32
+) -> LlamaForCausalLM:
     model = LlamaForCausalLM(tiny.target_config())
     matrices = [p for p in model.parameters() if p.ndim == 2]
     norms = [p for p in model.parameters() if p.ndim == 1]
     optimizer = torch.optim.AdamW(
-        [{"params": matrices, "weight_decay": 0.1}, {"params": norms, "weight_decay": 0.0}], betas=(0.9, 0.95)
+        [{"params": matrices, "weight_decay": 0.1}, {"params": norms, "weight_decay": 0.0}],
+        betas=(0.9, 0.95),
     )
     begun, step = time.process_time(), 0
     while (progress := (time.process_time() - begun) / (minutes * 60)) < 1:
@@ -57,7 +64,10 @@ def train_target(data: torch.Tensor, minutes: float, length: int = 256, batch: i
         optimizer.zero_grad()
         step += 1
         if step % 50 == 0:
-            print(f"target: step {step}, {loss.item() / 0.6931:.3f} bits a byte, {progress:.0%}", flush=True)
+            print(
+                f"target: step {step}, {loss.item() / 0.6931:.3f} bits a byte, {progress:.0%}",
+                flush=True,
+            )
     return model.eval()
 
 
@@ -71,7 +81,9 @@ def requests(data: torch.Tensor, seed: int) -> Iterator[Request]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--target-minutes", type=float, default=4)
@@ -97,7 +109,10 @@ def main() -> None:
             model, requests(part, 1), args.work / name, prefix=[], taps=config.dspark_target_layer_ids,
             end_id=None, answer_prefix=[], batch=128, max_length=256, max_tokens=tokens, seed=0, stop=lambda: False,
         )  # fmt: skip
-    samples, held_out = training.Samples(args.work / "train"), training.Samples(args.work / "held_out")
+    samples, held_out = (
+        training.Samples(args.work / "train"),
+        training.Samples(args.work / "held_out"),
+    )
     head = DSparkDraftHead(config)
     counts = samples.token_counts(config.vocab_size)
     draft_ids = training.choose_draft_vocabulary(counts, config.draft_vocab_size)
@@ -105,7 +120,14 @@ def main() -> None:
     head.bind_target(model.model.embed_tokens.weight, model.lm_head.weight)
     schedule = training.Schedule(args.drafter_minutes * 60, args.drafter_minutes * 24, lr=4e-3)
     head = training.train(
-        head, samples, held_out, args.work / "run", schedule, rows_per_step=8, anchors_per_row=64, evaluate_every=60
+        head,
+        samples,
+        held_out,
+        args.work / "run",
+        schedule,
+        rows_per_step=8,
+        anchors_per_row=64,
+        evaluate_every=60,
     )
     head.save(args.out / "tiny_drafter.safetensors")
 
