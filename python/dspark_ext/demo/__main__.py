@@ -39,7 +39,7 @@ def main() -> None:
     numbers["races"] = report.show_races(console, races)
 
     console.rule("[bold]A batch, with and without the confidence scheduler")
-    size = 8 if arguments.quick else 16
+    size = loading.BATCH // 2 if arguments.quick else loading.BATCH
     batches = experiments.run_batches(console, served, size, tokens // 2)
     numbers["batch"] = report.show_batches(console, batches, size)
     numbers["acceptance"] = report.show_acceptance(console, batches[experiments.ALL_DRAFTS])

@@ -23,7 +23,8 @@ from . import smollm2
 
 DRAFTER = Path(__file__).with_name("smollm2_dspark.safetensors")
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
-MAX_REQUESTS = 16
+BATCH = 16
+MAX_REQUESTS = 3 * BATCH  # three batches are taken in turns
 MAX_LEN = 256
 
 
@@ -104,7 +105,7 @@ def serve(console: Console, dtype: str, threads: int | None, drafter_path: Path)
             Tokenizer(tokenizer),
             dtype,
             threads,
-            profile_step(target, drafter, drafter.block_size),
+            profile_step(target, drafter, drafter.block_size, BATCH),
         )
     console.print(
         f"Target SmolLM2-135M-Instruct, weights {dtype}; drafter {drafter_path.name}, blocks of "

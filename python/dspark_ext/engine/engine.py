@@ -87,23 +87,25 @@ class DSparkEngine:
         return Generation(self, requests, speculative)
 
 
-def profile_step(target: Target, drafter: Drafter | None, num_drafts: int) -> verify.CostTable:
-    """Measure what a step costs: the target pass by its number of rows, up to a full batch of
-    verified blocks, and the drafter by the number of requests. Overwrites their caches."""
-    most = target.max_requests * (num_drafts + 1)
+def profile_step(
+    target: Target, drafter: Drafter | None, num_drafts: int, max_requests: int | None = None
+) -> verify.CostTable:
+    """Measure what a step costs: the target pass by its number of rows, up to verified blocks of
+    `max_requests` requests (default: all slots), and the drafter by the number of requests.
+    Overwrites their caches."""
+    slots = target.max_requests if max_requests is None else max_requests
+    most = slots * (num_drafts + 1)
     counts = [count for count in (*range(1, 9), 16, 32, 64, 128, 256) if count < most]
 
     def run_target(rows: int) -> None:
         index = torch.arange(rows)
-        positions = (index // target.max_requests).clamp(max=target.max_len - 1)
-        slots = index % target.max_requests
-        target.forward(TargetBatch(torch.zeros_like(index), positions, slots, index))
+        positions = (index // slots).clamp(max=target.max_len - 1)
+        target.forward(TargetBatch(torch.zeros_like(index), positions, index % slots, index))
 
     passes = verify.profile_cost_table(run_target, [*counts, most], warmup=1)
     if drafter is None:
         return passes
-    requests = sorted({*(n for n in (1, 2, 4, 8, 16, 32) if n < target.max_requests)})
-    requests.append(target.max_requests)
+    requests = [count for count in (1, 2, 4, 8, 16, 32, 64) if count < slots] + [slots]
     return verify.CostTable(
         passes.rows,
         passes.sample_seconds,
