@@ -28,10 +28,11 @@ STABLE_TORCH_LIBRARY(dspark_ext, m) {
     m.def("target_probs.out(Tensor logits, Tensor temperature, Tensor? top_k, Tensor? top_p, "
           "Tensor? min_p, *, Tensor(a!) probs) -> ()");
     m.def("sample(Tensor logits, Tensor temperature, Tensor? top_k, Tensor? top_p, Tensor? min_p, "
-          "Tensor seeds, Tensor positions, str stream, Tensor? uniforms) -> "
+          "Tensor seeds, Tensor positions, str stream, Tensor? uniforms, Tensor? slots=None) -> "
           "(Tensor ids, Tensor logprobs)");
     m.def("sample.out(Tensor logits, Tensor temperature, Tensor? top_k, Tensor? top_p, "
-          "Tensor? min_p, Tensor seeds, Tensor positions, str stream, Tensor? uniforms, *, "
+          "Tensor? min_p, Tensor seeds, Tensor positions, str stream, Tensor? uniforms, "
+          "Tensor? slots=None, *, "
           "Tensor(a!) ids, Tensor(b!) logprobs) -> ()");
     m.def("block_acceptance("
           "Tensor target_logits, Tensor draft_token_ids, Tensor? draft_logits, Tensor? draft_probs, "

@@ -200,14 +200,17 @@ def sample(
     seeds: Tensor | int,
     positions: Tensor | int,
     stream: str = "resample",
+    slots: Tensor | int | None = None,
     uniforms: Tensor | None = None,
     out: SampleOutput | None = None,
 ) -> SampleOutput:
     """Draws one token per row of `logits` [N, V], by one uniform number per row (inverse CDF).
 
     `seeds` and `positions` are [N] int64 or numbers: the token's request and absolute position.
-    `stream` is "resample" (target tokens) or "draft" (the first token of a draft block): proposal
-    and verifier must not share random numbers. `uniforms` [N] float64 in [0, 1) replaces the draws.
+    `stream` is "resample" (target tokens) or "draft" (tokens of a draft block): proposal and
+    verifier must not share random numbers. A drafter gives `slots`, [N] int64 or a number, with
+    each token's index in its block (0, the default, for the first): a position is drafted in several
+    rounds, and the slot keeps their draws apart. `uniforms` [N] float64 in [0, 1) replaces the draws.
     With stream "resample" the token is the one `rejection_sample` draws from that row, for the same
     seed and position, where it has no proposal. A row with nothing above -inf gives token 0 and
     log-probability -inf. Other parameters as in `target_probs`.
@@ -227,6 +230,7 @@ def sample(
         _expand(positions, rows, torch.int64, logits),
         stream,
         uniforms,
+        _expand(slots, rows, torch.int64, logits),
     )
     if out is None:
         return SampleOutput(*torch.ops.dspark_ext.sample(*arguments))

@@ -87,8 +87,8 @@ def test_float64_specification_draws_the_same_ids():
     assert_same(output, expected)
 
 
-def test_first_draft_is_a_plain_sample():
-    """Slot 0 of a block is `sampling.sample` on the DRAFT stream; later slots by their uniforms."""
+def test_every_draft_is_a_plain_sample():
+    """A slot of a block is `sampling.sample` on the DRAFT stream, or on that slot's uniform."""
     sampling = pytest.importorskip("dspark_ext.sampling")
     it = head(30, 3, 500, 16, dtype=torch.bfloat16)
     output = sample(it)
@@ -97,6 +97,12 @@ def test_first_draft_is_a_plain_sample():
         output.logits[:, 0].contiguous(), positions=it.positions, stream="draft", **options
     )
     assert torch.equal(ids, output.token_ids[:, 0])
+    for k in range(3):
+        row = {"positions": it.positions + k, "stream": "draft", "slots": k, **options}
+        ids, _ = sampling.sample(output.logits[:, k].contiguous(), **row)
+        assert torch.equal(ids, output.token_ids[:, k])
+    with pytest.raises(RuntimeError, match="slots"):
+        sampling.sample(output.logits[:, 0].contiguous(), positions=0, slots=1, **options)
     uniforms = reference.draft_uniforms(it.seeds, it.positions, 3)
     for k in range(3):
         ids, _ = sampling.sample(

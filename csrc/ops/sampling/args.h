@@ -77,6 +77,7 @@ struct SampleArgs {
     const int64_t* positions;  // [N]
     bool draft_stream;         // draw from stream DRAFT instead of RESAMPLE
     const double* uniforms;    // [N], or null
+    const int64_t* slots;      // [N] index in the draft block, or null for 0
     int64_t* ids;              // [N]
     float* logprobs;           // [N]
 };

@@ -92,9 +92,10 @@ void sample(const SampleArgs& args, int64_t begin, int64_t end) {
     const Stream stream = args.draft_stream ? Stream::kDraft : Stream::kResample;
     for (int64_t row = begin; row < end; ++row) {
         const Law& law = memory.fill(args.logits, args.law, row, workspace);
+        const int32_t slot = args.slots != nullptr ? static_cast<int32_t>(args.slots[row]) : 0;
         const double u = args.uniforms != nullptr
                              ? args.uniforms[row]
-                             : uniform(args.seeds[row], args.positions[row], stream, 0);
+                             : uniform(args.seeds[row], args.positions[row], stream, slot);
         args.ids[row] = draw(law, u, workspace);
         args.logprobs[row] = log_probability(law, args.ids[row]);
     }

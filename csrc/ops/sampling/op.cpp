@@ -54,7 +54,7 @@ bool is_draft_stream(const std::string& stream) {
 void sample_out(const Tensor& logits, const Tensor& temperature, const OptionalTensor& top_k,
                 const OptionalTensor& top_p, const OptionalTensor& min_p, const Tensor& seeds,
                 const Tensor& positions, std::string stream, const OptionalTensor& uniforms,
-                const Tensor& ids, const Tensor& logprobs) {
+                const OptionalTensor& slots, const Tensor& ids, const Tensor& logprobs) {
     const char* op = "sample";
     SampleArgs args = {};
     args.logits = check_logits(op, "logits", logits, {{"N"}, {"V"}});
@@ -67,6 +67,10 @@ void sample_out(const Tensor& logits, const Tensor& temperature, const OptionalT
     if (uniforms) {
         args.uniforms = check_vector<double>(op, "uniforms", *uniforms, ScalarType::Double, {size});
     }
+    if (slots) {
+        if (!args.draft_stream) fail(op, "slots", "expected none with stream 'resample'");
+        args.slots = check_vector<int64_t>(op, "slots", *slots, ScalarType::Long, {size});
+    }
     args.ids = check_output<int64_t>(op, "ids", ids, ScalarType::Long, {size});
     args.logprobs = check_output<float>(op, "logprobs", logprobs, ScalarType::Float, {size});
     torch::stable::parallel_for(
@@ -78,12 +82,12 @@ std::tuple<Tensor, Tensor> sample(const Tensor& logits, const Tensor& temperatur
                                   const OptionalTensor& top_k, const OptionalTensor& top_p,
                                   const OptionalTensor& min_p, const Tensor& seeds,
                                   const Tensor& positions, std::string stream,
-                                  const OptionalTensor& uniforms) {
+                                  const OptionalTensor& uniforms, const OptionalTensor& slots) {
     check_logits("sample", "logits", logits, {{"N"}, {"V"}});
     Tensor ids = torch::stable::empty({logits.size(0)}, ScalarType::Long);
     Tensor logprobs = torch::stable::empty({logits.size(0)}, ScalarType::Float);
-    sample_out(logits, temperature, top_k, top_p, min_p, seeds, positions, stream, uniforms, ids,
-               logprobs);
+    sample_out(logits, temperature, top_k, top_p, min_p, seeds, positions, stream, uniforms, slots,
+               ids, logprobs);
     return {ids, logprobs};
 }
 

@@ -45,7 +45,7 @@ def _(logits, temperature, top_k, top_p, min_p):
 
 
 @register_fake("sample")
-def _(logits, temperature, top_k, top_p, min_p, seeds, positions, stream, uniforms):
+def _(logits, temperature, top_k, top_p, min_p, seeds, positions, stream, uniforms, slots=None):
     rows = logits.shape[0]
     return (
         logits.new_empty((rows,), dtype=torch.int64),

@@ -102,6 +102,7 @@ def sample(
     seeds,
     positions,
     stream="resample",
+    slots=None,
     uniforms=None,
 ) -> tuple[Tensor, Tensor]:
     """(ids [N] int64, log-probabilities [N] float64): one draw per row."""
@@ -111,7 +112,8 @@ def sample(
         if uniforms is not None:
             u = float(uniforms[i])
         else:
-            u = uniform(int(seeds[i]), int(positions[i]), stream)
+            slot = 0 if slots is None else int(slots[i])
+            u = uniform(int(seeds[i]), int(positions[i]), stream, slot)
         ids.append(0 if row.status & EMPTY_ROW else draw(row.probs, u))
         logprobs.append(row.probs[ids[-1]].log())
     return torch.tensor(ids), torch.stack(logprobs)
