@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import drafter_start
 import drafter_training as training
 import prompts
 import target_samples
@@ -105,14 +106,14 @@ def train(args: argparse.Namespace) -> None:
     )
     head = DSparkDraftHead(config)
     counts = samples.token_counts(config.vocab_size)
-    draft_ids = training.choose_draft_vocabulary(counts, config.draft_vocab_size)
+    draft_ids = drafter_start.choose_draft_vocabulary(counts, config.draft_vocab_size)
     print(
         f"draft vocabulary: {counts[draft_ids].sum() / counts.sum():.4f} of {samples.num_tokens} tokens",
         flush=True,
     )
-    training.initialise(head, draft_ids, model.model.norm.weight.detach())
+    drafter_start.initialise(head, draft_ids, model.model.norm.weight.detach())
     if args.init:
-        training.resume(head, torch.load(args.init))
+        drafter_start.resume(head, torch.load(args.init))
     head.bind_target(embed, lm_head)
     schedule = training.Schedule(
         args.minutes * 60, args.decay_minutes * 60, lr=args.lr, progress_before=args.progress

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import drafter_start
 import drafter_training as training
 import target_samples
 import torch
@@ -115,8 +116,8 @@ def main() -> None:
     )
     head = DSparkDraftHead(config)
     counts = samples.token_counts(config.vocab_size)
-    draft_ids = training.choose_draft_vocabulary(counts, config.draft_vocab_size)
-    training.initialise(head, draft_ids, model.model.norm.weight.detach())
+    draft_ids = drafter_start.choose_draft_vocabulary(counts, config.draft_vocab_size)
+    drafter_start.initialise(head, draft_ids, model.model.norm.weight.detach())
     head.bind_target(model.model.embed_tokens.weight, model.lm_head.weight)
     schedule = training.Schedule(args.drafter_minutes * 60, args.drafter_minutes * 24, lr=4e-3)
     head = training.train(
