@@ -144,7 +144,7 @@ class DraftLoss(torch.autograd.Function):
         target_logsumexp,
         row_weight,
         kl_share,
-        want_matches,
+        want_best,
     ):
         dtype = vocab_weight.dtype
         split = vocab_weight.shape[1]
@@ -152,7 +152,7 @@ class DraftLoss(torch.autograd.Function):
         state_low = state.to(dtype)
         grad_state = torch.empty_like(state_low)
         grad_w2 = torch.zeros_like(w2)
-        acceptance, matches, entropy = [], [], []
+        acceptance, best, entropy = [], [], []
         for start in range(0, len(state), DraftLoss.rows_per_chunk):
             span = slice(start, start + DraftLoss.rows_per_chunk)
             log_p = (
@@ -161,8 +161,8 @@ class DraftLoss(torch.autograd.Function):
                 .sub_(target_logsumexp[span, None])
             )
             log_q = F.linear(state_low[span], joint).float()
-            if want_matches:
-                matches.append(log_p.argmax(-1) == log_q.argmax(-1))
+            if want_best:
+                best.append(log_q.argmax(-1))
             log_q.sub_(log_q.logsumexp(-1, keepdim=True))
             p, q = log_p.exp_(), log_q.exp()
             mass = p.sum(-1, keepdim=True)
@@ -177,9 +177,9 @@ class DraftLoss(torch.autograd.Function):
         ctx.save_for_backward(grad_state.to(state.dtype), grad_w2)
         loss = (row_weight * torch.lerp(1 - acceptance, entropy, kl_share)).sum()
         ctx.mark_non_differentiable(acceptance)
-        matches = torch.cat(matches) if want_matches else torch.empty(0)
-        ctx.mark_non_differentiable(matches)
-        return loss, acceptance, matches
+        best = torch.cat(best) if want_best else torch.empty(0, dtype=torch.int64)
+        ctx.mark_non_differentiable(best)
+        return loss, acceptance, best
 
     @staticmethod
     def backward(ctx, grad_loss, *_):
@@ -313,7 +313,6 @@ def evaluate(head: DSparkDraftHead, held_out: Samples, stride: int = 1, groups=N
     """
     num_drafts = head.config.dspark_block_size
     vocab_weight = head.lm_head.weight.detach().bfloat16()
-    groups = groups or (lambda row: "all")
     sums: dict[str, dict] = {}
     for chunk, i in held_out.index:
         row = chunk.row(i)
@@ -326,21 +325,23 @@ def evaluate(head: DSparkDraftHead, held_out: Samples, stride: int = 1, groups=N
         with torch.autocast("cpu", torch.bfloat16):
             state = draft_states(head, batch)
         shape = batch.valid.shape[1:]
-        _, acceptance, matches = DraftLoss.apply(
+        _, acceptance, best = DraftLoss.apply(
             state, head.markov_w2, vocab_weight, batch.target_hidden.flatten(0, 2),
             batch.target_logsumexp.flatten(), torch.ones(len(state)), 1.0, True,
         )  # fmt: skip
         confidence = torch.sigmoid(state @ head.confidence_weight + head.confidence_bias)
         valid = batch.valid[0]
         acceptance, confidence = acceptance.view(shape) * valid, confidence.view(shape)
-        entry = sums.setdefault(groups(row), {})
+        entries = [sums.setdefault(name, {}) for name in {"all", groups(row) if groups else "all"}]
 
-        def add(key: str, value: float, entry=entry) -> None:
-            entry[key] = entry.get(key, 0.0) + float(value)
+        def add(key: str, value: float, entries=entries) -> None:
+            for entry in entries:
+                entry[key] = entry.get(key, 0.0) + float(value)
 
         if greedy:
-            # Drafts equal to the argmax are the tokens that follow, so teacher forcing is exact here.
-            run = (matches.view(shape) & valid).cumprod(-1).sum(-1).tolist()
+            # The tokens that follow are the target's greedy choices: teacher forcing is exact here.
+            matches = head.draft_token_ids[best].view(shape) == batch.token_ids[0, :, 1:]
+            run = (matches & valid).cumprod(-1).sum(-1).tolist()
             position = 0
             while position < len(run):
                 add("greedy_tokens", min(run[position] + 1, len(run) - position))

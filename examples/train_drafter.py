@@ -134,7 +134,6 @@ def evaluate(args: argparse.Namespace) -> None:
     }
     kinds |= {prompt: f"demo {name}" for name, prompt in prompts.DEMO.items()}
     held_out = Samples(args.data)
-    print("all", training.evaluate(head, held_out))
     for name, values in training.evaluate(
         head, held_out, groups=lambda row: kinds[row["prompt"]]
     ).items():
