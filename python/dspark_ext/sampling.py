@@ -209,11 +209,12 @@ def sample(
     `seeds` and `positions` are [N] int64 or numbers: the token's request and absolute position.
     `stream` is "resample" (target tokens) or "draft" (tokens of a draft block): proposal and
     verifier must not share random numbers. A drafter gives `slots`, [N] int64 or a number, with
-    each token's index in its block (0, the default, for the first): a position is drafted in several
-    rounds, and the slot keeps their draws apart. `uniforms` [N] float64 in [0, 1) replaces the draws.
-    With stream "resample" the token is the one `rejection_sample` draws from that row, for the same
-    seed and position, where it has no proposal. A row with nothing above -inf gives token 0 and
-    log-probability -inf. Other parameters as in `target_probs`.
+    each token's index in its block (0, the default, for the first): a position is drafted in
+    several rounds, and the slot keeps their draws apart. `uniforms` [N] float64 in [0, 1) replaces
+    the draws. With stream "resample" the token is the one `rejection_sample` draws from that row,
+    for the same seed and position, where it has no proposal. A row with nothing above -inf gives
+    token 0 and log-probability -inf.
+    Other parameters as in `target_probs`.
 
     Example:
         >>> sample(torch.tensor([[0.0, 3.0]]), temperature=0.0, seeds=1, positions=0)
