@@ -1,8 +1,8 @@
 """The prompts the demo's drafter is trained and judged on, all written for this project.
 
-``training_prompts`` fills templates from slot lists. ``HELD_OUT`` is the evaluation set: its values
-appear in no slot list, and its last third consists of kinds that have no training template at all.
-``DEMO`` holds the three prompts the demo shows. ``assert_held_out`` is what keeps them apart.
+``training_prompts`` fills templates from slot lists. ``HELD_OUT`` and ``DEMO`` come from the package:
+the evaluation set, whose values appear in no slot list and whose last third consists of kinds that
+have no training template at all, and the prompts the demo shows. ``assert_held_out`` keeps them apart.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Iterator
+
+from dspark_ext.demo.prompts import DEMO, HELD_OUT
 
 SLOTS: dict[str, str] = {  # values separated by semicolons
     "thing": """photosynthesis; gravity; volcanoes; rainbows; magnets; earthquakes; the water cycle; batteries;
@@ -226,43 +228,6 @@ WEIGHTS = {
     "explain": 5, "concept": 2, "code": 5, "story": 4, "list": 3, "arithmetic": 2, "rewrite": 1.5, "advice": 2,
     "email": 2, "fact": 2, "travel": 2, "recipe": 1, "poem": 0.7, "word": 0.7,
 }  # fmt: skip
-
-DEMO: dict[str, str] = {
-    "chat": "Explain why the sky is blue to a curious child.",
-    "code": "Write a Python function that returns the longest common prefix of a list of strings.",
-    "story": "Tell me a story about a clockmaker who repairs a broken star.",
-}
-
-# (kind, prompt); kinds marked with * have no training template.
-HELD_OUT: list[tuple[str, str]] = [
-    ("explain", "Explain how a refrigerator keeps food cold."),
-    ("explain", "Explain comets to a visitor at a museum."),
-    ("explain", "Tell me about the greenhouse effect."),
-    ("concept", "What is a binary heap in programming?"),
-    ("code", "Write a Python function that moves all zeros to the end of a list."),
-    ("code", "Write a Python function that checks whether brackets are balanced."),
-    ("code", "Write a Python class for a parking lot."),
-    ("story", "Write a short story about a beekeeper who hears music under the snow."),
-    ("story", "Tell me a story about a penguin who opens a tiny bookshop."),
-    ("list", "Give me five reasons to ride a bicycle."),
-    ("list", "List some safety rules for a chemistry lab."),
-    ("arithmetic", "A baker fills 14 trays with 9 muffins each. How many muffins is that?"),
-    (
-        "rewrite",
-        "Rewrite this sentence so that it is more formal: The boss said no and that was that.",
-    ),
-    ("advice", "What should I do if my bicycle was stolen?"),
-    ("email", "Write an email to ask the landlord to repair the heating."),
-    ("travel", "Tell me three interesting facts about Madagascar."),
-    ("recipe", "How do I make onion rings?"),
-    ("*compare", "Compare trains and buses for a daily commute."),
-    ("*debate", "Argue for and against homework in primary schools."),
-    ("*dialogue", "Write a dialogue between a doctor and a worried patient."),
-    ("*review", "Write a review of a noisy hotel with a wonderful view."),
-    ("*summary", "Summarize the plot of Cinderella in three sentences."),
-    ("*history", "Describe what daily life was like for a Roman soldier."),
-    ("*slogan", "Come up with a slogan for an umbrella company and explain your choice."),
-]
 
 
 def training_prompts(seed: int) -> Iterator[str]:

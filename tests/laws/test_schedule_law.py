@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from dspark_ext import verify
+from dspark_ext import sampling, verify
 
 ONE = Fraction(1)
 
@@ -307,7 +307,6 @@ def test_looking_one_draft_ahead_is_biased(rule):
 
 
 def test_block_rule_agrees_with_the_kernel():
-    sampling = pytest.importorskip("dspark_ext.sampling")
     worst = 0.0
     for seed in range(6):
         model = random_model(seed, 3, 3)

@@ -7,7 +7,7 @@ import torch
 from draft_inputs import assert_same, bits, head, sample
 from lawkit import assert_law
 
-from dspark_ext import draft
+from dspark_ext import draft, sampling
 from dspark_ext.reference import draft as reference
 from dspark_ext.reference import numerics
 
@@ -89,7 +89,6 @@ def test_float64_specification_draws_the_same_ids():
 
 def test_every_draft_is_a_plain_sample():
     """A slot of a block is `sampling.sample` on the DRAFT stream, or on that slot's uniform."""
-    sampling = pytest.importorskip("dspark_ext.sampling")
     it = head(30, 3, 500, 16, dtype=torch.bfloat16)
     output = sample(it)
     options = {"temperature": it.temperature, "seeds": it.seeds}

@@ -7,7 +7,7 @@ import warnings
 import pytest
 import torch
 
-from dspark_ext import verify
+from dspark_ext import sampling, verify
 
 
 def lens(plan):
@@ -32,7 +32,6 @@ def one_hot_rows(ids, vocab):
 
 
 def test_br022_zero_drafts_is_a_routine_choice():
-    sampling = pytest.importorskip("dspark_ext.sampling")
     plan = verify.schedule(torch.full((5, 7), 1e-4), cost=table(*(10.0**k for k in range(40))))
     assert lens(plan) == [0] * 5
     assert plan.query_start_loc.tolist() == [0, 1, 2, 3, 4, 5] and int(plan.num_rows) == 5
@@ -202,7 +201,6 @@ def test_br063_the_anchor_is_not_a_draft():
 
 def test_br065_acceptance_falls_with_temperature():
     """A point-mass draft of id 0 under logits (2, 1, 0): 1 at T=0, .665 at T=1."""
-    sampling = pytest.importorskip("dspark_ext.sampling")
     for temperature, chance in [(0.0, 1.0), (0.5, 0.8668), (1.0, 0.6652), (2.0, 0.5065)]:
         found = sampling.block_acceptance(
             torch.tensor([[2.0, 1.0, 0.0]]).repeat(2, 1),
@@ -216,7 +214,6 @@ def test_br065_acceptance_falls_with_temperature():
 def test_br066_filtering_the_draft_raises_acceptance_only():
     """p filtered by top_k=1 = (1, 0): a draft (.5, .5) passes half of the time, a filtered one
     always; what is emitted is the same."""
-    sampling = pytest.importorskip("dspark_ext.sampling")
     batch = 2000
     target = torch.tensor([[1.0, 0.0]]).repeat(2 * batch, 1)
     generator = torch.Generator().manual_seed(9)
@@ -243,7 +240,6 @@ def test_br066_filtering_the_draft_raises_acceptance_only():
 @pytest.mark.parametrize("row", range(4), ids=lambda r: f"row={r}")
 def test_br067_every_row_is_filtered_alike(row):
     """softmax (.6, .3, .1), min_p .4: id 2 is rejected at every row, the rest is (2/3, 1/3, 0)."""
-    sampling = pytest.importorskip("dspark_ext.sampling")
     logits = torch.tensor([0.6, 0.3, 0.1]).log().repeat(4, 1)
     ids = torch.zeros(1, 3, dtype=torch.int64)
     if row < 3:
