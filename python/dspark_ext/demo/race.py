@@ -95,6 +95,8 @@ def run(
                 live.update(columns(), refresh=True)
                 shown = time.perf_counter()
         live.update(columns(), refresh=True)
+    if not console.is_terminal:
+        console.print()  # there Live ends without a newline
     plain, dspark = (lane.stream for lane in lanes)
     identical = None
     if temperature == 0:
