@@ -10,13 +10,17 @@
 #include <vector>
 
 #include "host/check.h"
+#include "host/tensor.h"
 #include "ops/draft/cpu.h"
 
 namespace dspark {
 namespace {
 
 using host::Arg;
+using host::dense;
 using host::fail;
+using host::float_type;
+using host::new_tensor;
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
@@ -26,25 +30,6 @@ constexpr int64_t kEntriesPerThread = 1 << 14;
 
 int64_t ceil_div(int64_t a, int64_t b) {
     return (a + b - 1) / b;
-}
-
-Tensor dense(const Tensor& tensor) {
-    return tensor.is_contiguous() ? tensor : torch::stable::contiguous(tensor);
-}
-
-Tensor new_tensor(const Tensor& like, const std::vector<int64_t>& shape, ScalarType dtype) {
-    return torch::stable::new_empty(like, shape, dtype);
-}
-
-FloatType float_type(const Tensor& tensor) {
-    switch (tensor.scalar_type()) {
-        case ScalarType::Float:
-            return FloatType::kFloat32;
-        case ScalarType::BFloat16:
-            return FloatType::kBFloat16;
-        default:
-            return FloatType::kFloat16;  // the argument checks admit nothing else
-    }
 }
 
 Arg float_arg(const char* op, const char* name, const Tensor& tensor) {

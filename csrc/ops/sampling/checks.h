@@ -6,26 +6,17 @@
 #include <string>
 
 #include "host/check.h"
+#include "host/tensor.h"
 #include "ops/sampling/args.h"
 
 namespace dspark::sampling {
 
 using host::Arg;
 using host::fail;
+using host::float_type;
 using host::ScalarType;
 using host::Tensor;
 using OptionalTensor = std::optional<Tensor>;
-
-inline FloatType float_type(const Tensor& tensor) {
-    switch (tensor.scalar_type()) {
-        case ScalarType::BFloat16:
-            return FloatType::kBFloat16;
-        case ScalarType::Half:
-            return FloatType::kFloat16;
-        default:
-            return FloatType::kFloat32;
-    }
-}
 
 inline IndexView index_view(const Tensor& tensor) {
     return {tensor.const_data_ptr(), tensor.scalar_type() == ScalarType::Long};

@@ -10,13 +10,16 @@
 #include <vector>
 
 #include "host/check.h"
+#include "host/tensor.h"
 #include "ops/verify/cpu.h"
 
 namespace dspark {
 namespace {
 
 using host::Arg;
+using host::dense;
 using host::fail;
+using host::new_tensor;
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
@@ -33,14 +36,6 @@ void check_at_least(const char* op, const char* name, int64_t value, int64_t low
     fail(op, name,
          std::string(why) + "expected at least " + std::to_string(low) + ", got " +
              std::to_string(value));
-}
-
-Tensor dense(const Tensor& tensor) {
-    return tensor.is_contiguous() ? tensor : torch::stable::contiguous(tensor);
-}
-
-Tensor new_tensor(const Tensor& like, const std::vector<int64_t>& shape, ScalarType dtype) {
-    return torch::stable::new_empty(like, shape, dtype);
 }
 
 ScheduleMode parse_mode(const std::string& mode) {
