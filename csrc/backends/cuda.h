@@ -1,0 +1,130 @@
+// The device vocabulary for nvcc. What each name means is written once, at the host emulator
+// (csrc/backends/simt/backend.h).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+// Functions of the portable layer are compiled for both sides, because launch sequences share their
+// arithmetic; those that use the names below run on the device only. nvcc would warn at each.
+#pragma nv_diag_suppress 20011
+
+#define DSPARK_DEVICE __host__ __device__ __forceinline__
+#define DSPARK_KERNEL(threads) __global__ __launch_bounds__(threads)
+#define DSPARK_SHARED(Type, name) __shared__ Type name
+
+#include "backends/gpu_common.h"
+
+namespace dspark::DSPARK_ISA {
+
+__device__ __forceinline__ int thread_idx() {
+    return static_cast<int>(threadIdx.x);
+}
+__device__ __forceinline__ Dim3 block_idx() {
+    return {static_cast<int>(blockIdx.x), static_cast<int>(blockIdx.y),
+            static_cast<int>(blockIdx.z)};
+}
+__device__ __forceinline__ Dim3 grid_dim() {
+    return {static_cast<int>(gridDim.x), static_cast<int>(gridDim.y), static_cast<int>(gridDim.z)};
+}
+
+__device__ __forceinline__ void trap() {
+    __trap();
+}
+// Whether W is the warp size this code is compiled for. Kernels of another W are never launched.
+template <int W>
+DSPARK_DEVICE constexpr bool is_hardware_warp() {
+    return W == 32;
+}
+// The first statement of every kernel. For a foreign W the compiler drops all that follows.
+template <int W>
+__device__ __forceinline__ void check_warp_size() {
+    if (!is_hardware_warp<W>()) {
+        trap();
+        __builtin_unreachable();
+    }
+}
+
+constexpr uint32_t kWholeWarp = 0xFFFFFFFFu;
+
+// A value of 4 or 8 bytes as the integer type the shuffle instructions take.
+template <class T>
+using ShuffleWord = std::conditional_t<sizeof(T) == 8, unsigned long long, unsigned int>;
+template <class To, class From>
+__device__ __forceinline__ To shuffle_bits(From from) {
+    static_assert(sizeof(To) == sizeof(From), "shuffles move 4 or 8 bytes");
+    To to;
+    __builtin_memcpy(&to, &from, sizeof(to));
+    return to;
+}
+template <int W, class T>
+__device__ __forceinline__ T shuffle(T v, int source_lane) {
+    return shuffle_bits<T>(__shfl_sync(kWholeWarp, shuffle_bits<ShuffleWord<T>>(v), source_lane));
+}
+template <int W, class T>
+__device__ __forceinline__ T shuffle_xor(T v, int mask) {
+    return shuffle_bits<T>(__shfl_xor_sync(kWholeWarp, shuffle_bits<ShuffleWord<T>>(v), mask));
+}
+template <int W, class T>
+__device__ __forceinline__ T shuffle_up(T v, int delta) {
+    return shuffle_bits<T>(__shfl_up_sync(kWholeWarp, shuffle_bits<ShuffleWord<T>>(v), delta));
+}
+template <int W, class T>
+__device__ __forceinline__ T shuffle_down(T v, int delta) {
+    return shuffle_bits<T>(__shfl_down_sync(kWholeWarp, shuffle_bits<ShuffleWord<T>>(v), delta));
+}
+template <int W>
+__device__ __forceinline__ uint64_t ballot(bool condition) {
+    return __ballot_sync(kWholeWarp, condition);
+}
+template <int W>
+__device__ __forceinline__ void sync_warp() {
+    __syncwarp();
+}
+__device__ __forceinline__ void sync_block() {
+    __syncthreads();
+}
+
+// Past the first-level cache, through the read-only path: what is read once displaces nothing.
+__device__ __forceinline__ Bytes16 load16(Global<const void> p, int64_t byte_offset) {
+    Bytes16 out;
+    asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+        : "=r"(out.word[0]), "=r"(out.word[1]), "=r"(out.word[2]), "=r"(out.word[3])
+        : "l"(static_cast<const char*>(p) + byte_offset));
+    return out;
+}
+__device__ __forceinline__ void store16(Global<void> p, int64_t byte_offset, Bytes16 value) {
+    *reinterpret_cast<uint4*>(static_cast<char*>(p) + byte_offset) =
+        make_uint4(value.word[0], value.word[1], value.word[2], value.word[3]);
+}
+
+// ---- host ---------------------------------------------------------------------------------------
+
+inline const char* error_string(int code) {
+    return cudaGetErrorString(static_cast<cudaError_t>(code));
+}
+
+// Calls f with the warp size of the current device as a constant (std::integral_constant) and
+// returns its error code, or the code of the failure to find out.
+template <class Function>
+int with_warp_size(Function&& f) {
+    return f(std::integral_constant<int, 32>{});
+}
+
+template <class Args>
+int launch(const char* /*name*/, void (*kernel)(Args), Dim3 grid, int threads, void* stream,
+           const Args& args) {
+    if (grid.x == 0 || grid.y == 0 || grid.z == 0) return 0;
+    Args copy = args;
+    void* parameters[] = {&copy};
+    const dim3 blocks(static_cast<unsigned>(grid.x), static_cast<unsigned>(grid.y),
+                      static_cast<unsigned>(grid.z));
+    const cudaError_t code = cudaLaunchKernel(reinterpret_cast<const void*>(kernel), blocks,
+                                              dim3(static_cast<unsigned>(threads)), parameters, 0,
+                                              static_cast<cudaStream_t>(stream));
+    if (code != cudaSuccess) cudaGetLastError();  // or it is reported to the next caller, too
+    return static_cast<int>(code);
+}
+
+}  // namespace dspark::DSPARK_ISA
