@@ -1,32 +1,10 @@
-// A row of logits in tiles of 4096 entries: reading, canonical sums and draws inside a tile
-// (docs/numerics.md sections 1, 2, 3 and 6), vectorised.
+// Tiles of a row in CPU vectors: reading, weights, canonical sums (docs/numerics.md section 3).
 #pragma once
 
-#include <cstdint>
-
 #include "backends/cpu/simd.h"
+#include "device/law.h"
 
 namespace dspark::DSPARK_ISA {
-
-constexpr int kTile = 4096;
-constexpr int kLanes = 256;
-
-DSPARK_DEVICE int num_tiles(int64_t size) {
-    return static_cast<int>((size + kTile - 1) / kTile);
-}
-
-// One row of logits; its entries are consecutive in memory.
-struct Row {
-    const void* data;
-    FloatType dtype;
-    int32_t size;
-};
-
-// Entries of a tile.
-DSPARK_DEVICE int tile_size(const Row& row, int tile) {
-    const int64_t rest = row.size - static_cast<int64_t>(tile) * kTile;
-    return rest < kTile ? static_cast<int>(rest) : kTile;
-}
 
 // A tile as it enters the arithmetic: NaN is -inf, +inf is the largest finite number. `x` has kTile
 // readable entries, -inf past the end of the row.
@@ -35,23 +13,6 @@ struct TileView {
     float maximum;
     bool has_nan;
 };
-
-DSPARK_DEVICE float read_logit(float x) {
-    return x != x ? -kInfinity : x < kFltMax ? x : kFltMax;
-}
-
-// A single entry.
-DSPARK_DEVICE float read_entry(const Row& row, int64_t index) {
-    switch (row.dtype) {
-        case FloatType::kBFloat16:
-            return read_logit(to_float(static_cast<const BFloat16*>(row.data)[index]));
-        case FloatType::kFloat16:
-            return read_logit(to_float(static_cast<const Float16*>(row.data)[index]));
-        case FloatType::kFloat32:
-            break;
-    }
-    return read_logit(static_cast<const float*>(row.data)[index]);
-}
 
 // Passes kTile entries once: their maximum (NaN apart), whether there is a NaN, and, unless `to` is
 // null, their float32 values.
@@ -93,7 +54,7 @@ DSPARK_DEVICE TileView read_tile_of(const float* from, int count, float* buffer)
 // Reads one tile; in place where the memory allows, else through `buffer` ([kTile]).
 DSPARK_DEVICE TileView read_tile(const Row& row, int tile, float* buffer) {
     const int64_t start = static_cast<int64_t>(tile) * kTile;
-    const int count = tile_size(row, tile);
+    const int count = tile_size(row.size, tile);
     TileView view;
     switch (row.dtype) {
         case FloatType::kBFloat16:
@@ -159,46 +120,22 @@ struct TileWeights {
         : x(tile), maximum(tile_max), scale(exponent_scale), lowest(lowest_kept) {}
 
     DSPARK_DEVICE FloatVector operator()(int i) const {
-        const FloatVector value = load(x + i);
-        return zero_if(less(value, lowest), exp2_nonpositive((value - maximum) * scale));
+        return entry_weight(load(x + i), maximum, scale, lowest);
     }
 };
 
-// First level of a draw: the tile that v falls in, and the mass before it. tile = -1 if all are 0.
-struct TileChoice {
-    int tile;
-    double before;
-};
-DSPARK_DEVICE TileChoice choose_tile(const double* totals, int count, double v) {
-    TileChoice choice = {-1, 0.0};
-    double before = 0.0;
-    for (int t = 0; t < count; ++t) {
-        if (!(totals[t] > 0.0)) continue;
-        choice = {t, before};
-        if (before + totals[t] > v) break;
-        before += totals[t];
-    }
-    return choice;
-}
-
-// Second level: the entry of the tile that `ratio` (0 at its begin, 1 at its end) falls on. In
-// integers, so that the order of summation does not matter. Needs an entry above 0.
+// The entry of the tile that `ratio` (0 at its begin, 1 at its end) falls on. Needs one above 0.
 DSPARK_DEVICE int draw_in_tile(const float* weights, int count, double ratio) {
     float largest = 0.0f;
     for (int i = 0; i < count; ++i) largest = weights[i] > largest ? weights[i] : largest;
-    const int exponent = static_cast<int>(bit_cast<uint32_t>(largest) >> 23) - 126;
-    const double scale = power_of_two(50 - exponent);
+    const FixedPoint fixed_point(largest);
     int64_t total = 0;
-    for (int i = 0; i < count; ++i) {
-        total += static_cast<int64_t>(static_cast<double>(weights[i]) * scale);
-    }
-    const double whole = static_cast<double>(total);
-    const double wanted = (ratio > 0.0 ? ratio : 0.0) * whole;
-    const int64_t k = wanted >= whole ? total - 1 : static_cast<int64_t>(wanted);
+    for (int i = 0; i < count; ++i) total += fixed_point(weights[i]);
+    const int64_t k = fixed_point_target(ratio, total);
     int64_t prefix = 0;
     int last = 0;
     for (int i = 0; i < count; ++i) {
-        prefix += static_cast<int64_t>(static_cast<double>(weights[i]) * scale);
+        prefix += fixed_point(weights[i]);
         last = i;
         if (prefix > k) break;
     }

@@ -5,11 +5,10 @@
 #include <new>
 #include <type_traits>
 
-#include "backends/cpu/simd.h"
+#include "backends/cpu/law.h"
 #include "device/narrow.h"
 #include "device/numeric.h"
 #include "device/philox.h"
-#include "ops/sampling/residual.h"
 
 namespace dspark::DSPARK_ISA {
 namespace {
@@ -183,22 +182,6 @@ float canonical_dot(const float* x, const float* weight, int64_t size) {
     return halving_tree(lane);
 }
 
-// Memory of the tables of one law.
-class LawTables {
-  public:
-    explicit LawTables(int tiles)
-        : tile_scale(static_cast<double*>(::operator new(16 * static_cast<size_t>(tiles)))),
-          tile_max(reinterpret_cast<float*>(tile_scale + tiles)),
-          tile_sum(tile_max + tiles) {}
-    ~LawTables() { ::operator delete(tile_scale); }
-    LawTables(const LawTables&) = delete;
-    LawTables& operator=(const LawTables&) = delete;
-
-    double* tile_scale;
-    float* tile_max;
-    float* tile_sum;
-};
-
 }  // namespace
 
 void mask_logits(const MarkovArgs& args, int64_t row_begin, int64_t row_end) {
@@ -235,14 +218,12 @@ void markov_logits(const MarkovArgs& args, int64_t k, int64_t group_begin, int64
 }
 
 void draw_tokens(const MarkovArgs& args, int64_t k, int64_t request_begin, int64_t request_end) {
-    sampling::Workspace workspace(args.vocab, 0);
-    LawTables tables(num_tiles(args.vocab));
+    DrawBuffers buffers(args.vocab);
+    const LawTables tables(args.vocab);
     Law law{};
     law.dtype = args.logits_type;
     law.vocab = static_cast<int32_t>(args.vocab);
-    law.tile_scale = tables.tile_scale;
-    law.tile_max = tables.tile_max;
-    law.tile_sum = tables.tile_sum;
+    tables.attach(law, args.vocab);
     for (int64_t b = request_begin; b < request_end; ++b) {
         const int64_t row = b * args.num_drafts + k;
         with_type(args.logits_type, args.logits,
@@ -250,8 +231,8 @@ void draw_tokens(const MarkovArgs& args, int64_t k, int64_t request_begin, int64
         const float temperature = args.greedy ? 0.0f : args.temperature[b];
         const double u =
             uniform(args.seeds[b], args.positions[b] + k, Stream::kDraft, static_cast<int32_t>(k));
-        sampling::row_statistics(law, temperature, workspace.target_tile);
-        args.token_ids[row] = sampling::draw(law, u, workspace);
+        row_statistics(law, temperature, buffers.target_tile);
+        args.token_ids[row] = draw(law, u, buffers);
     }
 }
 

@@ -5,13 +5,13 @@
 
 #include <cstdint>
 
-#include "device/float_type.h"
+#include "device/law.h"
 
 namespace dspark {
 
 // Rows of logits (or probabilities); the entries of a row are consecutive.
 struct RowsView {
-    const void* data;  // null: absent
+    Global<const void> data;  // null: absent
     FloatType dtype;
     int64_t request_stride;  // [B, K, V]: between requests; 0 for [N, V]
     int64_t row_stride;
@@ -20,66 +20,41 @@ struct RowsView {
 
 // int32 or int64 values.
 struct IndexView {
-    const void* data;  // null: absent
+    Global<const void> data;  // null: absent
     bool is_int64;
 
-    int64_t operator[](int64_t i) const {
-        return is_int64 ? static_cast<const int64_t*>(data)[i]
-                        : static_cast<const int32_t*>(data)[i];
+    DSPARK_DEVICE int64_t operator[](int64_t i) const {
+        if (is_int64) return global_cast<const int64_t>(data)[i];
+        return global_cast<const int32_t>(data)[i];
     }
 };
 
 // What shapes a target law, one value per request (or per row). Null: the filter is off.
 struct LawArgs {
-    const float* temperature;  // >= 0; 0 is greedy
+    Global<const float> temperature;  // >= 0; 0 is greedy
     IndexView top_k;
-    const float* top_p;
-    const float* min_p;
-};
-
-// Which entries of a row a law keeps: x > cut.x, or x == cut.x and index <= cut.id.
-struct Cut {
-    float x;
-    int32_t id;
-};
-
-// One row under temperature and filters: what docs/numerics.md sections 2 to 4 derive from it.
-struct Law {
-    const void* row;
-    FloatType dtype;
-    int32_t vocab;
-    bool is_ready;
-    bool is_greedy;
-    bool has_nan;
-    bool is_empty;       // nothing above -inf
-    float scale;         // c; not for greedy
-    float maximum;       // M
-    int32_t argmax;      // greedy only
-    Cut cut;             // what is kept
-    double total;        // Z, over what is kept
-    float* tile_max;     // [tiles] m_t
-    float* tile_sum;     // [tiles] S_t, over what is kept
-    double* tile_scale;  // [tiles] e_t
+    Global<const float> top_p;
+    Global<const float> min_p;
 };
 
 struct TargetProbsArgs {
-    RowsView logits;  // [N, V]
-    LawArgs law;      // [N]
-    int64_t rows;     // N
-    float* probs;     // [N, V]
+    RowsView logits;      // [N, V]
+    LawArgs law;          // [N]
+    int64_t rows;         // N
+    Global<float> probs;  // [N, V]
 };
 
 struct SampleArgs {
-    RowsView logits;           // [N, V]
-    LawArgs law;               // [N]
-    int64_t rows;              // N
-    const int64_t* seeds;      // [N]
-    const int64_t* positions;  // [N]
-    bool draft_stream;         // draw from stream DRAFT instead of RESAMPLE
-    const double* uniforms;    // [N], or null
-    const int64_t* slots;      // [N] index in the draft block, or null for 0
-    int64_t* ids;              // [N]
-    float* logprobs;           // [N]
+    RowsView logits;                  // [N, V]
+    LawArgs law;                      // [N]
+    int64_t rows;                     // N
+    Global<const int64_t> seeds;      // [N]
+    Global<const int64_t> positions;  // [N]
+    bool draft_stream;                // draw from stream DRAFT instead of RESAMPLE
+    Global<const double> uniforms;    // [N], or null
+    Global<const int64_t> slots;      // [N] index in the draft block, or null for 0
+    Global<int64_t> ids;              // [N]
+    Global<float> logprobs;           // [N]
 };
 
 enum class Method { kBlock, kToken, kGreedy, kSynthetic };
@@ -95,35 +70,35 @@ enum Status : int32_t {
 
 struct VerifyArgs {
     Method method;
-    RowsView target_logits;          // [N, V]
-    IndexView draft_token_ids;       // [B, K]
-    int64_t draft_ids_stride;        // between requests
-    RowsView draft_logits;           // [B, K, V_draft], or absent
-    RowsView draft_probs;            // [B, K, V_draft] float32, or absent
-    IndexView query_start_loc;       // [B + 1]
-    LawArgs law;                     // [B]
-    const float* draft_temperature;  // [B]
-    const float* synthetic_rates;    // [K], or null
-    const int64_t* seeds;            // [B]; null where nothing is drawn
-    const int64_t* positions;        // [B] of the first draft
-    const double* uniforms;          // [B, K + 1], or null
-    int64_t target_rows;             // N
-    int64_t batch;                   // B
-    int32_t num_drafts;              // K
+    RowsView target_logits;                 // [N, V]
+    IndexView draft_token_ids;              // [B, K]
+    int64_t draft_ids_stride;               // between requests
+    RowsView draft_logits;                  // [B, K, V_draft], or absent
+    RowsView draft_probs;                   // [B, K, V_draft] float32, or absent
+    IndexView query_start_loc;              // [B + 1]
+    LawArgs law;                            // [B]
+    Global<const float> draft_temperature;  // [B]
+    Global<const float> synthetic_rates;    // [K], or null
+    Global<const int64_t> seeds;            // [B]; null where nothing is drawn
+    Global<const int64_t> positions;        // [B] of the first draft
+    Global<const double> uniforms;          // [B, K + 1], or null
+    int64_t target_rows;                    // N
+    int64_t batch;                          // B
+    int32_t num_drafts;                     // K
     // scratch: laws are computed when first used, so rows that no decision needs are not read
-    Law* target_laws;  // [N]
-    Law* draft_laws;   // [B, K]
+    Global<Law> target_laws;  // [B, K + 1]
+    Global<Law> draft_laws;   // [B, K]
     // rejection_sample
-    int64_t* token_ids;     // [B, K + 1]
-    int32_t* num_accepted;  // [B]
-    int32_t* num_emitted;   // [B]
-    int64_t* last_token;    // [B]
-    int32_t* status;        // [B]
-    float* logprobs;        // [B, K + 1], or null
+    Global<int64_t> token_ids;     // [B, K + 1]
+    Global<int32_t> num_accepted;  // [B]
+    Global<int32_t> num_emitted;   // [B]
+    Global<int64_t> last_token;    // [B]
+    Global<int32_t> status;        // [B]
+    Global<float> logprobs;        // [B, K + 1], or null
     // block_acceptance
-    double* prefix_prob;    // [B, K]
-    double* residual_mass;  // [B, K]
-    double* accept_prob;    // [B, K]
+    Global<double> prefix_prob;    // [B, K]
+    Global<double> residual_mass;  // [B, K]
+    Global<double> accept_prob;    // [B, K]
 };
 
 }  // namespace dspark

@@ -2,7 +2,7 @@
 // dspark::DSPARK_ISA.
 #include "ops/sampling/cpu.h"
 
-#include "ops/sampling/algorithm.h"
+#include "ops/sampling/cpu_request.h"
 
 namespace dspark::DSPARK_ISA {
 
@@ -13,33 +13,18 @@ namespace {
 // A law of its own memory, for ops that look at one row at a time.
 class RowLaw {
   public:
-    explicit RowLaw(int64_t vocab)
-        : tile_max_(new float[num_tiles(vocab)]),
-          tile_sum_(new float[num_tiles(vocab)]),
-          tile_scale_(new double[num_tiles(vocab)]) {}
-    ~RowLaw() {
-        delete[] tile_max_;
-        delete[] tile_sum_;
-        delete[] tile_scale_;
-    }
-    RowLaw(const RowLaw&) = delete;
-    RowLaw& operator=(const RowLaw&) = delete;
+    explicit RowLaw(int64_t vocab) : tables_(vocab) { tables_.attach(law_, vocab); }
 
     const Law& fill(const RowsView& logits, const LawArgs& args, int64_t row,
                     Workspace& workspace) {
-        law_.tile_max = tile_max_;
-        law_.tile_sum = tile_sum_;
-        law_.tile_scale = tile_scale_;
         fill_law(law_, row_at(logits, 0, row), logits, args.temperature[row], workspace);
-        filter_cut(law_, args, row, workspace);
+        filter_law(law_, args, row, workspace);
         return law_;
     }
 
   private:
+    LawTables tables_;
     Law law_ = {};
-    float* tile_max_;
-    float* tile_sum_;
-    double* tile_scale_;
 };
 
 void write_probs(const Law& law, float* probs, Workspace& workspace) {
@@ -50,7 +35,7 @@ void write_probs(const Law& law, float* probs, Workspace& workspace) {
     }
     for (int t = 0; t < num_tiles(law.vocab); ++t) {
         float* out = probs + static_cast<int64_t>(t) * kTile;
-        const int count = tile_size(row_of(law), t);
+        const int count = tile_size(law.vocab, t);
         if (law.tile_sum[t] == 0.0f) {
             for (int i = 0; i < count; ++i) out[i] = 0.0f;
             continue;
@@ -61,18 +46,6 @@ void write_probs(const Law& law, float* probs, Workspace& workspace) {
             out[i] = static_cast<float>(weight * law.tile_scale[t] / law.total);
         }
     }
-}
-
-// The request that owns target row `row`, or -1 for a padding row.
-int64_t request_of_row(const VerifyArgs& args, int64_t row) {
-    int64_t low = 0;
-    int64_t high = args.batch;
-    if (row >= args.query_start_loc[args.batch]) return -1;
-    while (high - low > 1) {
-        const int64_t middle = (low + high) / 2;
-        (args.query_start_loc[middle] <= row ? low : high) = middle;
-    }
-    return low;
 }
 
 }  // namespace
@@ -103,19 +76,23 @@ void sample(const SampleArgs& args, int64_t begin, int64_t end) {
 
 void prepare_laws(const VerifyArgs& args, int64_t begin, int64_t end) {
     Workspace workspace(args.target_logits.vocab, args.num_drafts);
+    LazyLaws laws(args, workspace);
+    const int64_t rows = args.batch * (args.num_drafts + 1);
     for (int64_t i = begin; i < end; ++i) {
-        if (i < args.target_rows) {
-            const int64_t b = request_of_row(args, i);
-            if (b >= 0) target_law(args, b, i, workspace);
+        if (i < rows) {
+            const int64_t b = i / (args.num_drafts + 1);
+            const int64_t row = i % (args.num_drafts + 1);
+            const int64_t count = args.query_start_loc[b + 1] - args.query_start_loc[b];
+            if (row < count) laws.target(b, row);
             continue;
         }
-        const int64_t b = (i - args.target_rows) / args.num_drafts;
-        const int64_t slot = (i - args.target_rows) % args.num_drafts;
-        const int64_t rows = args.query_start_loc[b + 1] - args.query_start_loc[b];
-        const bool is_used = args.draft_logits.data != nullptr && slot + 1 < rows &&
+        const int64_t b = (i - rows) / args.num_drafts;
+        const int64_t slot = (i - rows) % args.num_drafts;
+        const int64_t count = args.query_start_loc[b + 1] - args.query_start_loc[b];
+        const bool is_used = args.draft_logits.data != nullptr && slot + 1 < count &&
                              target_temperature(args, b) != 0.0f &&
                              args.draft_temperature[b] != 0.0f;
-        if (is_used) draft_law(args, b, slot, workspace);
+        if (is_used) laws.draft(b, slot);
     }
 }
 

@@ -8,8 +8,8 @@
 
 // Kernels over a range of rows or requests; ranges may run in different threads.
 //
-// prepare_laws fills laws [begin, end) of the N target laws followed by the B * K draft laws;
-// without it every law is filled by the request that needs it.
+// prepare_laws fills laws [begin, end) of the B * (K + 1) target laws followed by the B * K draft
+// laws; without it every law is filled by the request that needs it.
 DSPARK_CPU_DECLARE(void target_probs(const TargetProbsArgs& args, int64_t begin, int64_t end);
                    void sample(const SampleArgs& args, int64_t begin, int64_t end);
                    void prepare_laws(const VerifyArgs& args, int64_t begin, int64_t end);

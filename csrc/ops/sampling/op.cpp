@@ -121,12 +121,12 @@ class LawTable {
 template <class Kernel>
 void verify_in_parallel(VerifyArgs& args, Kernel kernel) {
     const int64_t draft_rows = args.draft_logits.data != nullptr ? args.batch * args.num_drafts : 0;
-    LawTable table(args.target_rows + draft_rows, args.target_logits.vocab);
+    const int64_t target_rows = args.batch * (args.num_drafts + 1);
+    LawTable table(target_rows + draft_rows, args.target_logits.vocab);
     args.target_laws = table.data();
-    args.draft_laws = table.data() + args.target_rows;
+    args.draft_laws = table.data() + target_rows;
     if (args.batch < static_cast<int64_t>(torch::stable::get_num_threads())) {
-        const int64_t rows = args.target_rows + draft_rows;
-        torch::stable::parallel_for(0, rows, grain(args.target_logits.vocab),
+        torch::stable::parallel_for(0, target_rows + draft_rows, grain(args.target_logits.vocab),
                                     [&](int64_t begin, int64_t end) {
                                         DSPARK_CPU_DISPATCH(prepare_laws, args, begin, end);
                                     });

@@ -1,15 +1,15 @@
-// Per-thread memory of the sampling kernels: a few tiles, and one list of candidates for filters.
+// Per-thread memory of the CPU kernels: a few tiles, and one list of candidates for filters.
 #pragma once
 
 #include <cstdint>
 #include <new>
 
-#include "backends/cpu/tile.h"
+#include "backends/cpu/law.h"
 
 namespace dspark::DSPARK_ISA::sampling {
 
 // Entries of one row at or above a threshold, in index order.
-struct Candidates {
+struct EntryList {
     float* x;
     float* weight;
     int32_t* id;
@@ -17,12 +17,13 @@ struct Candidates {
     int32_t capacity;
 };
 
-class Workspace {
+class Workspace : public DrawBuffers {
   public:
     Workspace(int64_t vocab, int64_t num_drafts)
-        : prefixes(allocate<double>(num_drafts)),
-          totals(allocate<double>(num_tiles(vocab))),
-          sums(allocate<float>(num_tiles(vocab))) {
+        : DrawBuffers(vocab),
+          prefixes(allocate<double>(num_drafts)),
+          sums(allocate<float>(num_tiles(vocab))),
+          ties(allocate<int32_t>(num_tiles(vocab))) {
         candidates.capacity = static_cast<int32_t>(vocab / 16 + 1024);
         candidates.x = allocate<float>(candidates.capacity);
         candidates.weight = allocate<float>(candidates.capacity);
@@ -31,22 +32,18 @@ class Workspace {
     }
     ~Workspace() {
         ::operator delete(prefixes);
-        ::operator delete(totals);
         ::operator delete(sums);
+        ::operator delete(ties);
         ::operator delete(candidates.x);
         ::operator delete(candidates.weight);
         ::operator delete(candidates.id);
     }
-    Workspace(const Workspace&) = delete;
-    Workspace& operator=(const Workspace&) = delete;
 
-    alignas(64) float target_tile[kTile];
     alignas(64) float draft_tile[kTile];
-    alignas(64) float weights[kTile];
     double* prefixes;  // [num_drafts]
-    double* totals;    // [tiles] of the distribution to draw from
     float* sums;       // [tiles]
-    Candidates candidates;
+    int32_t* ties;     // [tiles]
+    EntryList candidates;
 
   private:
     template <class T>

@@ -5,12 +5,10 @@
 // canonical sum.
 #pragma once
 
-#include "ops/sampling/law.h"
-#include "ops/sampling/workspace.h"
+#include "ops/sampling/cpu_workspace.h"
+#include "ops/sampling/filter.h"
 
 namespace dspark::DSPARK_ISA::sampling {
-
-constexpr int32_t kNoTie = -1;  // as Cut::id: only what is above Cut::x
 
 class RowMeasure {
   public:
@@ -77,24 +75,52 @@ class RowMeasure {
             if (!(law_.tile_max[t] >= cut.x)) continue;
             const float* x = read_kept(law_, cut, t, workspace_.target_tile);
             const TileWeights weights(x, law_.tile_max[t], law_.scale, cut.x);
-            sums[t] = canonical_sum(tile_size(row_of(law_), t), weights);
+            sums[t] = canonical_sum(tile_size(law_.vocab, t), weights);
         }
     }
 
-    float weight_of(int tile, float x) const {
-        return exp2_nonpositive((x - law_.tile_max[tile]) * law_.scale);
+    // Counts, tile by tile, the entries equal to t with ids up to last_id.
+    void count_ties(float t, int32_t last_id) {
+        for (int tile = 0; tile < num_tiles(law_.vocab); ++tile) workspace_.ties[tile] = 0;
+        visit_ties(t, last_id, [&](int32_t id) {
+            ++workspace_.ties[id / kTile];
+            return true;
+        });
+    }
+    int ties(int tile) const { return workspace_.ties[tile]; }
+
+    // Id of the tie number `ordinal` (from 0) of a tile.
+    int32_t tie_id(int tile, float t, int ordinal) {
+        int32_t found = 0;
+        visit_ties(t, kEveryTie, [&](int32_t id) {
+            found = id;
+            return id / kTile != tile || ordinal-- > 0;
+        });
+        return found;
     }
 
-    // visit(id) for the entries equal to t in index order, until it returns false; true if it never
-    // did.
+    // How much lies at or above t (and within `before`), and the entries next to t.
+    Probe probe(Amount kind, float t, Cut before) {
+        Probe probe = neighbours(t);
+        probe.amount = amount(kind, stricter({t, kEveryTie}, before));
+        return probe;
+    }
+
+    double amount(Amount kind, Cut cut) {
+        return kind == Amount::kCount ? static_cast<double>(count(cut)) : mass(cut);
+    }
+
+  private:
+    // visit(id) for the entries equal to t with ids up to last_id, in index order, until it returns
+    // false.
     template <class Visit>
-    bool visit_ties(float t, Visit visit) {
+    void visit_ties(float t, int32_t last_id, Visit visit) {
         constexpr int kWidth = FloatVector::kWidth;
         if (listed_from_ <= t) {
-            for (int i = 0; i < list_.count; ++i) {
-                if (list_.x[i] == t && !visit(list_.id[i])) return false;
+            for (int i = 0; i < list_.count && list_.id[i] <= last_id; ++i) {
+                if (list_.x[i] == t && !visit(list_.id[i])) return;
             }
-            return true;
+            return;
         }
         for (int tile = 0; tile < num_tiles(law_.vocab); ++tile) {
             if (!(law_.tile_max[tile] >= t)) continue;
@@ -103,20 +129,16 @@ class RowMeasure {
                 uint32_t hits = lanes_at_least(load(x + i), FloatVector(t));
                 for (; hits != 0; hits &= hits - 1) {
                     const int at = i + __builtin_ctz(hits);
-                    if (x[at] == t && !visit(tile * kTile + at)) return false;
+                    const int32_t id = tile * kTile + at;
+                    if (id > last_id) return;
+                    if (x[at] == t && !visit(id)) return;
                 }
             }
         }
-        return true;
     }
 
-    // The entries next to t: the smallest at or above it, the largest below it.
-    struct Neighbours {
-        float at_least;
-        float below;
-    };
-    Neighbours neighbours(float t) {
-        Neighbours next = {kInfinity, -kInfinity};
+    Probe neighbours(float t) {
+        Probe next = {0.0, kInfinity, -kInfinity};
         if (is_listed(t)) {
             for (int i = 0; i < list_.count; ++i) next = closer(next, list_.x[i], t);
             return next;
@@ -131,13 +153,16 @@ class RowMeasure {
         return next;
     }
 
-  private:
-    static Neighbours closer(Neighbours next, float x, float t) {
-        if (x >= t) return {x < next.at_least ? x : next.at_least, next.below};
-        return {next.at_least, x > next.below ? x : next.below};
+    static Probe closer(Probe next, float x, float t) {
+        if (x >= t) {
+            next.at_least = x < next.at_least ? x : next.at_least;
+        } else {
+            next.below = x > next.below ? x : next.below;
+        }
+        return next;
     }
 
-    Neighbours closer_in_tile(Neighbours next, int tile, float t) {
+    Probe closer_in_tile(Probe next, int tile, float t) {
         constexpr int kWidth = FloatVector::kWidth;
         const float* x = reread_tile(law_, tile, workspace_.target_tile);
         const FloatVector zero(0.0f);
@@ -158,7 +183,7 @@ class RowMeasure {
 
     void append(int tile, int i, const float* x) {
         list_.x[list_.count] = x[i];
-        list_.weight[list_.count] = weight_of(tile, x[i]);
+        list_.weight[list_.count] = exp2_nonpositive((x[i] - law_.tile_max[tile]) * law_.scale);
         list_.id[list_.count] = tile * kTile + i;
         ++list_.count;
     }
@@ -190,7 +215,7 @@ class RowMeasure {
 
     const Law& law_;
     Workspace& workspace_;
-    Candidates& list_;
+    EntryList& list_;
     float listed_from_ = kInfinity;  // list_ holds every entry from here on
 };
 
