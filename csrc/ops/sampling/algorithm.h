@@ -10,16 +10,6 @@
 
 namespace dspark::DSPARK_ISA::sampling {
 
-// How a block ended: `accepted` drafts stand. The next token comes from the residual of `prefix`
-// times the target law over the proposal of the next slot or, if that has none, from the target
-// law.
-struct Ending {
-    int32_t accepted;
-    bool has_proposal;
-    int32_t status;  // why the next slot has no proposal
-    double prefix;
-};
-
 // ---- token rule ---------------------------------------------------------------------------------
 
 // Whether draft i stands: u q < p, or at a given rate, or because it is the argmax.
@@ -47,12 +37,6 @@ DSPARK_DEVICE Ending token_accept(int num_drafts, Slots slots, Accepts accepts) 
 }
 
 // ---- block rule ---------------------------------------------------------------------------------
-
-// The slots that block_accept can choose among.
-struct Candidates {
-    int32_t count;   // slots before the first without a proposal, or up to the first prefix of 0
-    int32_t status;  // why slot `count` has no proposal
-};
 
 // prefix[i - 1] = prefix_i = min(1, prefix_{i-1} p / q): how likely drafts 1 .. i stand together.
 template <class Slots, class Prefix>

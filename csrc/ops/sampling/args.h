@@ -37,11 +37,26 @@ struct LawArgs {
     Global<const float> min_p;
 };
 
+// Scratch of the device kernels: the laws of a call, R rows, and what filters list of them.
+struct LawScratch {
+    Global<Law> laws;            // [R]
+    Global<float> tile_max;      // [R, tiles]
+    Global<float> tile_sum;      // [R, tiles]
+    Global<double> tile_scale;   // [R, tiles]
+    Global<int32_t> tile_first;  // [R, tiles] id of the first entry equal to m_t; greedy rows only
+    Global<uint8_t> tile_nan;    // [R, tiles] whether the tile holds a NaN
+    int32_t tiles;
+    Global<float> list_x;     // [filtered rows, capacity], or null without filters
+    Global<int32_t> list_id;  // [filtered rows, capacity]
+    int32_t list_capacity;
+};
+
 struct TargetProbsArgs {
     RowsView logits;      // [N, V]
     LawArgs law;          // [N]
     int64_t rows;         // N
     Global<float> probs;  // [N, V]
+    LawScratch scratch;   // device only, N rows
 };
 
 struct SampleArgs {
@@ -55,6 +70,7 @@ struct SampleArgs {
     Global<const int64_t> slots;      // [N] index in the draft block, or null for 0
     Global<int64_t> ids;              // [N]
     Global<float> logprobs;           // [N]
+    LawScratch scratch;               // device only, N rows
 };
 
 enum class Method { kBlock, kToken, kGreedy, kSynthetic };
@@ -66,6 +82,31 @@ enum Status : int32_t {
     kEmptyRow = 4,
     kZeroResidual = 8,
     kInvalidId = 16,
+    kInvalidRequest = 32,  // devices only: the CPU operators raise an error instead
+};
+
+// How a block ended: `accepted` drafts stand. The next token comes from the residual of `prefix`
+// times the target law over the proposal of the next slot or, if that has none, from the target
+// law.
+struct Ending {
+    int32_t accepted;
+    bool has_proposal;
+    int32_t status;  // why the next slot has no proposal
+    double prefix;
+};
+
+// The slots that block_accept chooses among.
+struct Candidates {
+    int32_t count;   // slots before the first without a proposal, or up to the first prefix of 0
+    int32_t status;  // why slot `count` has no proposal
+};
+
+// What the kernels of a verification tell each other about a request.
+struct Decision {
+    bool is_valid;
+    bool has_ended;         // false: block_accept needs the residual masses first
+    Ending ending;          // if has_ended
+    Candidates candidates;  // block rule
 };
 
 struct VerifyArgs {
@@ -85,9 +126,16 @@ struct VerifyArgs {
     int64_t target_rows;                    // N
     int64_t batch;                          // B
     int32_t num_drafts;                     // K
-    // scratch: laws are computed when first used, so rows that no decision needs are not read
+    // Laws of the CPU kernels, computed when first used: rows that no decision needs are not read.
     Global<Law> target_laws;  // [B, K + 1]
     Global<Law> draft_laws;   // [B, K]
+    // Scratch of the device kernels.
+    LawScratch scratch;              // B (K + 1) target rows, then B K draft rows
+    Global<Decision> decisions;      // [B]
+    Global<double> prefixes;         // [B, K] block rule
+    Global<double> slot_p;           // [B, K] p of the drafted id
+    Global<int32_t> needs_residual;  // [B, K] 1: the residual of row i over slot i
+    Global<double> residual_totals;  // [B, K, tiles] its tile totals
     // rejection_sample
     Global<int64_t> token_ids;     // [B, K + 1]
     Global<int32_t> num_accepted;  // [B]
