@@ -1,0 +1,190 @@
+// The device vocabulary on the host SIMT emulator, and what each of its names means on every
+// backend.
+//
+// A kernel is `template <int W> DSPARK_KERNEL(kThreads) void name(Args args)`: W is the warp size,
+// Args one trivially copyable struct. Blocks are one-dimensional. Blocks of a launch must not touch
+// what another block of it writes.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include "backends/simt/emulator.h"
+#include "backends/simt/global.h"
+#include "backends/simt/shared.h"
+
+// An inline function for kernels.
+#define DSPARK_DEVICE inline __attribute__((always_inline))
+// Prefix of a kernel that is launched with this many threads per block.
+#define DSPARK_KERNEL(threads) [[maybe_unused]] static
+// Declares, in the body of a kernel, an uninitialised object that the threads of a block share: a
+// struct of SharedArrays. One per kernel.
+#define DSPARK_SHARED(Type, name)                                               \
+    static_assert(std::is_trivial_v<Type>, "shared memory is not constructed"); \
+    Type& name = *static_cast<Type*>(::dspark::emulator::shared_memory(sizeof(Type), alignof(Type)))
+
+namespace dspark::DSPARK_ISA {
+
+using Dim3 = emulator::Dim3;
+
+// ---- where a thread is --------------------------------------------------------------------------
+
+DSPARK_DEVICE int thread_idx() {
+    return emulator::thread_index();
+}
+DSPARK_DEVICE Dim3 block_idx() {
+    return emulator::block_index();
+}
+DSPARK_DEVICE Dim3 grid_dim() {
+    return emulator::grid_size();
+}
+
+// Ends the launch with an error.
+DSPARK_DEVICE void trap() {
+    emulator::trap();
+}
+
+// Whether W is the warp size of the hardware that this code is compiled for.
+template <int W>
+DSPARK_DEVICE constexpr bool is_hardware_warp() {
+    return W == 4 || W == 32 || W == 64;
+}
+// The first statement of every kernel: traps where W is not the warp size of the hardware.
+template <int W>
+DSPARK_DEVICE void check_warp_size() {
+    static_assert(is_hardware_warp<W>(), "the emulator has warps of 4, 32 and 64");
+    emulator::require_warp_size(W);
+}
+
+// ---- warps --------------------------------------------------------------------------------------
+// All W lanes of a warp must reach the same call. Only sync_warp and sync_block order memory.
+
+template <class T>
+DSPARK_DEVICE uint64_t to_word(T v) {
+    static_assert(sizeof(T) == 4 || sizeof(T) == 8, "shuffles move 4 or 8 bytes");
+    uint64_t word = 0;
+    memcpy(&word, &v, sizeof(T));
+    return word;
+}
+template <class T>
+DSPARK_DEVICE T from_word(uint64_t word) {
+    T v;
+    memcpy(&v, &word, sizeof(T));
+    return v;
+}
+
+// v of lane source_lane, in [0, W).
+template <int W, class T>
+DSPARK_DEVICE T shuffle(T v, int source_lane, const char* file = __builtin_FILE(),
+                        int line = __builtin_LINE()) {
+    return from_word<T>(emulator::warp_operation(emulator::Operation::kShuffle, W, to_word(v),
+                                                 source_lane, file, line));
+}
+// v of lane `lane ^ mask`, mask in [0, W).
+template <int W, class T>
+DSPARK_DEVICE T shuffle_xor(T v, int mask, const char* file = __builtin_FILE(),
+                            int line = __builtin_LINE()) {
+    return from_word<T>(
+        emulator::warp_operation(emulator::Operation::kXor, W, to_word(v), mask, file, line));
+}
+// v of lane `lane - delta`, delta in [0, W); the own v where there is no such lane.
+template <int W, class T>
+DSPARK_DEVICE T shuffle_up(T v, int delta, const char* file = __builtin_FILE(),
+                           int line = __builtin_LINE()) {
+    return from_word<T>(
+        emulator::warp_operation(emulator::Operation::kUp, W, to_word(v), delta, file, line));
+}
+// v of lane `lane + delta`, delta in [0, W); the own v where there is no such lane.
+template <int W, class T>
+DSPARK_DEVICE T shuffle_down(T v, int delta, const char* file = __builtin_FILE(),
+                             int line = __builtin_LINE()) {
+    return from_word<T>(
+        emulator::warp_operation(emulator::Operation::kDown, W, to_word(v), delta, file, line));
+}
+// Bit l is the condition of lane l.
+template <int W>
+DSPARK_DEVICE uint64_t ballot(bool condition, const char* file = __builtin_FILE(),
+                              int line = __builtin_LINE()) {
+    return emulator::warp_operation(emulator::Operation::kBallot, W, condition ? 1 : 0, 0, file,
+                                    line);
+}
+// What a lane wrote before is visible to the lanes of its warp after.
+template <int W>
+DSPARK_DEVICE void sync_warp(const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+    emulator::warp_operation(emulator::Operation::kSync, W, 0, 0, file, line);
+}
+
+// What a thread wrote before is visible to the threads of its block after. All threads of the block
+// must reach the same call; none may have finished.
+DSPARK_DEVICE void sync_block(const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+    emulator::block_barrier(file, line);
+}
+
+// ---- memory -------------------------------------------------------------------------------------
+
+struct alignas(16) Bytes16 {
+    uint32_t word[4];
+};
+// Reads 16 aligned bytes that no thread of the launch writes and that are not worth caching.
+DSPARK_DEVICE Bytes16 load16(Global<const void> p, int64_t byte_offset) {
+    return global_cast<const Bytes16>(global_cast<const char>(p) + byte_offset)[0];
+}
+// Writes 16 aligned bytes.
+DSPARK_DEVICE void store16(Global<void> p, int64_t byte_offset, Bytes16 value) {
+    global_cast<Bytes16>(global_cast<char>(p) + byte_offset)[0] = value;
+}
+
+// ---- arithmetic ---------------------------------------------------------------------------------
+// As IEEE 754 defines it; rint rounds ties to even.
+
+DSPARK_DEVICE float fma(float a, float b, float c) {
+    return __builtin_fmaf(a, b, c);
+}
+DSPARK_DEVICE double fma(double a, double b, double c) {
+    return __builtin_fma(a, b, c);
+}
+DSPARK_DEVICE float rint(float a) {
+    return __builtin_rintf(a);
+}
+DSPARK_DEVICE double rint(double a) {
+    return __builtin_rint(a);
+}
+
+// ---- host ---------------------------------------------------------------------------------------
+
+// Text for an error code of launch().
+inline const char* error_string(int code) {
+    return emulator::error_text(code);
+}
+
+// Calls f with the warp size of the device as a constant (std::integral_constant) and returns its
+// error code, or the code of the failure to find out.
+template <class Function>
+int with_warp_size(Function&& f) {
+    switch (emulator::warp_size()) {
+        case 4:
+            return f(std::integral_constant<int, 4>{});
+        case 64:
+            return f(std::integral_constant<int, 64>{});
+        default:
+            return f(std::integral_constant<int, 32>{});
+    }
+}
+
+// Runs the kernel with `threads` threads in each block of the grid. 0, or an error code at once if
+// the launch fails; a grid with a zero dimension launches nothing. The emulator has no streams.
+template <class Args>
+int launch(const char* name, void (*kernel)(Args), Dim3 grid, int threads, void* /*stream*/,
+           const Args& args) {
+    static_assert(std::is_trivially_copyable_v<Args>, "arguments travel as bytes");
+    if (grid.x == 0 || grid.y == 0 || grid.z == 0) return 0;
+    const emulator::KernelCall call = {
+        [](const emulator::KernelCall& c) {
+            (*static_cast<void (*const*)(Args)>(c.kernel))(*static_cast<const Args*>(c.args));
+        },
+        &kernel, &args, sizeof(Args)};
+    return emulator::launch_kernel(name, call, grid, threads);
+}
+
+}  // namespace dspark::DSPARK_ISA

@@ -1,0 +1,108 @@
+// The host SIMT emulator as seen from outside: what a test sets and reads, and the entry points
+// that the device vocabulary (backend.h) compiles to.
+//
+// One launch runs at a time, in the calling thread. Nothing here is safe to call from two threads.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace dspark::emulator {
+
+struct Dim3 {
+    int x, y, z;
+};
+
+// What a launch can find wrong. The text of the finding is in last_report().
+enum class Error : int {
+    kNone = 0,
+    kOutOfBounds,
+    kUnaligned,
+    kReadOnly,
+    kUninitialised,
+    kRace,
+    kDivergentBarrier,
+    kDivergentCollective,
+    kDeadlock,
+    kWarpSize,
+    kBadLane,
+    kTrap,
+    kBadLaunch,
+};
+
+// ---- settings -----------------------------------------------------------------------------------
+
+// Each level includes those before it. Barriers, warp operations, bounds, alignment, read-only and
+// uninitialised buffers are checked at every level.
+enum class Level : int {
+    kBounds = 0,
+    kCounters = 1,  // bytes, segments, bank conflicts
+    kFull = 2,      // races, reads of uninitialised shared memory
+};
+void set_level(Level level);
+// 0: threads run in order, each up to its next synchronisation. Else a random schedule.
+void set_seed(uint64_t seed);
+// Shared memory holds this pattern when a block starts.
+void set_poison(uint32_t pattern);
+// Memory accesses a thread may make between two synchronisations before it counts as hung.
+void set_access_limit(int64_t accesses);
+// The warp size of the emulated device, for launch sequences that ask: 4, 32 (default) or 64.
+void set_warp_size(int warp_size);
+int warp_size();
+
+// Instead of running a kernel, launch() passes it to the hook and returns what the hook returns.
+using LaunchHook = int (*)(const char* name, const int* grid, int threads, const void* args,
+                           size_t args_bytes);
+void set_launch_hook(LaunchHook hook);  // nullptr: none
+
+// ---- device memory ------------------------------------------------------------------------------
+
+// Kernels may touch registered buffers only. Registering a buffer again replaces its flags; a
+// buffer that overlaps another one is refused (returns false). Empty buffers are accepted and
+// forgotten.
+enum BufferFlags : int { kReadWrite = 0, kReadOnly = 1, kUninitialised = 2 };
+bool register_buffer(const void* begin, int64_t bytes, const char* name, int flags);
+bool unregister_buffer(const void* begin);
+void unregister_all_buffers();
+
+// ---- results ------------------------------------------------------------------------------------
+
+// Of the last launch that failed; empty if none has.
+const char* last_report();
+Error last_error();
+void clear_error();
+// The last report if `code` is its error, else the name of the error.
+const char* error_text(int code);
+
+// {"kernels": {name: {counter: value}}, "buffers": {name: {...}}}, valid until the next call.
+const char* counters_json();
+void reset_counters();
+
+// ---- entry points of the device vocabulary ------------------------------------------------------
+
+struct KernelCall {
+    void (*run)(const KernelCall& call);  // one thread
+    const void* kernel;
+    const void* args;
+    size_t args_bytes;
+};
+int launch_kernel(const char* name, const KernelCall& call, Dim3 grid, int threads);
+
+int thread_index();
+Dim3 block_index();
+Dim3 grid_size();
+
+enum class Operation : uint8_t { kShuffle, kXor, kUp, kDown, kBallot, kSync };
+uint64_t warp_operation(Operation operation, int warp_size, uint64_t value, int argument,
+                        const char* file, int line);
+void block_barrier(const char* file, int line);
+void require_warp_size(int warp_size);
+[[noreturn]] void trap();
+
+// To be called before the access itself. Do not return if the access is wrong.
+void on_global(const void* address, int bytes, int alignment, bool store);
+void on_shared(const void* address, int bytes, int alignment, bool store);
+[[noreturn]] void fail_shared_index(int64_t index, int64_t size);
+void* shared_memory(size_t bytes, size_t alignment);
+
+}  // namespace dspark::emulator

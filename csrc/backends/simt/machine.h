@@ -1,0 +1,134 @@
+// The state of the emulated device. Internal to the emulator.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "backends/simt/counters.h"
+#include "backends/simt/emulator.h"
+#include "backends/simt/fiber.h"
+#include "backends/simt/shadow.h"
+
+namespace dspark::emulator {
+
+constexpr int kMaxThreads = 1024;
+constexpr int kMaxWarps = kMaxThreads / 4;
+
+enum class State : uint8_t { kReady, kAtBarrier, kAtWarpOperation, kFinished };
+
+struct Thread {
+    Fiber fiber;
+    int index = 0;
+    bool at_rest = false;  // the fiber waits for its next block
+    State state = State::kFinished;
+    // Of the wait, if any.
+    Operation operation = Operation::kSync;
+    const char* file = nullptr;
+    int line = 0;
+    uint64_t value = 0;  // in: the operand, out: the result
+    int argument = 0;
+
+    uint32_t time = 0;          // of its last synchronisation
+    int64_t slice = 0;          // accesses until it is interrupted
+    int64_t accesses_left = 0;  // until it counts as hung
+    AccessLog global_log;
+    AccessLog shared_log;
+};
+
+struct Warp {
+    int waiting = 0;  // lanes at a warp operation
+    int syncs = 0;
+    char passed[2] = {};  // what the thread sanitizer knows the even and the odd sync_warp by
+};
+
+struct Settings {
+    Level level = Level::kFull;
+    uint64_t seed = 0;
+    uint32_t poison = 0xFFC0DEADu;  // as float or bfloat16 a NaN, as an index far out of bounds
+    int64_t access_limit = 1 << 22;
+    int warp_size = 32;
+    LaunchHook hook = nullptr;
+};
+
+struct Machine {
+    Settings settings;
+
+    // ---- of the launch
+    bool running = false;
+    std::string kernel;
+    const KernelCall* call = nullptr;
+    Dim3 grid = {};
+    int thread_count = 0;
+    uint32_t launch_time = 0;
+    Counters* counters = nullptr;
+    bool failed = false;
+
+    // ---- of the block
+    Dim3 block = {};
+    uint32_t clock = 0;
+    uint32_t block_time = 0;
+    uint32_t barrier_time = 0;
+    int warp_size = 0;  // 0: no warp operation yet
+    int at_barrier = 0;
+    int finished = 0;
+    int barriers = 0;
+    Warp warps[kMaxWarps];
+    uint64_t ready[kMaxThreads / 64] = {};
+
+    char* shared = nullptr;
+    size_t shared_bytes = 0;
+    bool shared_ready = false;
+    Shadow shared_shadow;
+
+    // ---- of the schedule
+    uint64_t random = 0;
+    int policy = 0;
+    int last_run = 0;
+    Fiber scheduler;
+    Thread threads[kMaxThreads];
+
+    // Places that the thread sanitizer knows orders by.
+    char started = 0;
+    char ended = 0;
+    char shared_filled = 0;
+    char barrier_passed[2] = {};
+};
+
+extern Machine machine;
+extern Thread* current;  // the running thread; nullptr outside of kernels
+
+// ---- report.cpp
+// Records the finding; in a kernel, ends the block and does not return.
+void record(Error error, const std::string& text);
+[[noreturn]] void fail(Error error, const std::string& text);
+std::string format(const char* pattern, ...) __attribute__((format(printf, 1, 2)));
+std::string thread_name(int thread);
+// Which threads wait where, a line each kind of wait.
+std::string describe_waits();
+
+// ---- scheduler.cpp
+void run_block(Dim3 block);
+// Gives the processor to another thread; returns when this one is chosen again.
+void yield();
+void set_ready(Thread& thread);
+void set_waiting(Thread& thread, State state);
+uint64_t next_random();
+int64_t next_slice();
+
+// ---- memory.cpp, shared.cpp
+// Common to the accesses of a kernel: interrupts the thread now and then.
+inline void step(Thread& thread);
+void end_slice(Thread& thread);
+Access access_of(const Thread& thread, bool store, bool shared);
+void begin_launch_shadows();
+Counters& counters_of(const std::string& kernel);
+// Counts and forgets the accesses of the warp that starts with thread `first`.
+void count_accesses(int first, int lanes);
+void count_all_accesses();
+
+inline void step(Thread& thread) {
+    if (--thread.slice < 0) end_slice(thread);
+}
+
+}  // namespace dspark::emulator

@@ -1,0 +1,29 @@
+// Registered buffers: the device memory of the emulator. Internal to the emulator.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "backends/simt/shadow.h"
+
+namespace dspark::emulator {
+
+struct BufferCounters {
+    uint64_t bytes_loaded, bytes_stored;
+};
+
+struct Buffer {
+    uintptr_t begin = 0;
+    uintptr_t end = 0;
+    std::string name;
+    bool read_only = false;
+    std::vector<uint8_t> written;  // by byte; empty if the buffer was registered with its contents
+    Shadow shadow;                 // empty until it is needed
+    BufferCounters* counters = nullptr;
+};
+
+// Forgets all touches of memory, so that time may start again.
+void reset_shadows();
+
+}  // namespace dspark::emulator

@@ -1,0 +1,227 @@
+#include <cstring>
+
+#include "backends/simt/machine.h"
+
+namespace dspark::emulator {
+namespace {
+
+// How a random schedule picks the next thread; drawn anew for each block.
+enum Policy : int {
+    kInOrder,    // seed 0
+    kAnyThread,  // a random thread, interrupted at random accesses
+    kOneWarp,    // stays with a warp as long as one of its threads can run
+    kBackwards,  // the last thread that can run
+    kPolicies,
+};
+
+constexpr int64_t kLongSlice = 1 << 16;
+
+int random_below(int count) {
+    return static_cast<int>(next_random() % static_cast<uint64_t>(count));
+}
+
+// The first ready thread from `from` on, cyclically; -1: none.
+int find_ready(int from) {
+    const int words = (machine.thread_count + 63) / 64;
+    const int start = from / 64;
+    const uint64_t upper = ~uint64_t{0} << (from % 64);
+    for (int i = 0; i <= words; ++i) {
+        const int word = (start + i) % words;
+        uint64_t bits = machine.ready[word];
+        if (i == 0) bits &= upper;
+        if (i == words) bits &= ~upper;
+        if (bits != 0) return word * 64 + __builtin_ctzll(bits);
+    }
+    return -1;
+}
+
+int find_last_ready() {
+    for (int word = (machine.thread_count - 1) / 64; word >= 0; --word) {
+        const uint64_t bits = machine.ready[word];
+        if (bits != 0) return word * 64 + 63 - __builtin_clzll(bits);
+    }
+    return -1;
+}
+
+// The first ready lane from `start` on, cyclically, of the warp that begins with thread `first`.
+int find_ready_lane(int first, int width, int start) {
+    for (int i = 0; i < width; ++i) {
+        const int thread = first + (start + i) % width;
+        if (thread < machine.thread_count && machine.threads[thread].state == State::kReady) {
+            return thread;
+        }
+    }
+    return -1;
+}
+
+int pick_thread() {
+    switch (machine.policy) {
+        case kAnyThread:
+            return find_ready(random_below(machine.thread_count));
+        case kOneWarp: {
+            const int width = machine.warp_size != 0 ? machine.warp_size : 4;
+            const int first = machine.last_run / width * width;
+            const int lane = find_ready_lane(first, width, random_below(width));
+            return lane >= 0 ? lane : find_ready(random_below(machine.thread_count));
+        }
+        case kBackwards:
+            return find_last_ready();
+        default:
+            return find_ready((machine.last_run + 1) % machine.thread_count);
+    }
+}
+
+void run_threads(void* argument) {
+    Thread& self = *static_cast<Thread*>(argument);
+    for (;;) {
+        acquire(&machine.started);
+        self.at_rest = false;
+        machine.call->run(*machine.call);
+        release(&machine.ended);
+        self.at_rest = true;
+        ++machine.finished;
+        set_waiting(self, State::kFinished);
+        yield();
+    }
+}
+
+void begin_block(Dim3 block) {
+    Machine& m = machine;
+    m.block = block;
+    m.block_time = m.barrier_time = ++m.clock;
+    m.warp_size = m.at_barrier = m.finished = m.barriers = 0;
+    m.shared_ready = false;
+    for (Warp& warp : m.warps) warp.waiting = warp.syncs = 0;
+    std::memset(m.ready, 0, sizeof(m.ready));
+    m.policy = m.settings.seed == 0 ? kInOrder : 1 + random_below(kPolicies - 1);
+    m.last_run = m.thread_count - 1;
+    for (int i = 0; i < m.thread_count; ++i) {
+        Thread& thread = m.threads[i];
+        thread.index = i;
+        if (!thread.at_rest) start_fiber(thread.fiber, i, run_threads, &thread);
+        thread.time = m.block_time;
+        thread.slice = next_slice();
+        thread.accesses_left = m.settings.access_limit;
+        set_ready(thread);
+    }
+}
+
+// Nothing can run, and not all threads have finished.
+void report_stall() {
+    Machine& m = machine;
+    int in_warp_operation = 0;
+    for (int i = 0; i < m.thread_count; ++i) {
+        in_warp_operation += m.threads[i].state == State::kAtWarpOperation;
+    }
+    if (in_warp_operation > 0) {
+        record(Error::kDivergentCollective,
+               format("%d threads wait for lanes of their warp that do not come\n",
+                      in_warp_operation) +
+                   describe_waits());
+    } else {
+        record(Error::kDivergentBarrier,
+               format("%d of %d threads wait at sync_block, %d have finished\n", m.at_barrier,
+                      m.thread_count, m.finished) +
+                   describe_waits());
+    }
+}
+
+// All threads have arrived.
+void pass_barrier() {
+    Machine& m = machine;
+    const Thread& first = m.threads[0];
+    for (int i = 1; i < m.thread_count; ++i) {
+        const Thread& thread = m.threads[i];
+        if (thread.line != first.line || std::strcmp(thread.file, first.file) != 0) {
+            fail(
+                Error::kDivergentBarrier,
+                "the threads of the block wait at different sync_block calls\n" + describe_waits());
+        }
+    }
+    if (m.settings.level >= Level::kCounters) count_all_accesses();
+    m.counters->block_barriers += 1;
+    m.at_barrier = 0;
+    ++m.barriers;
+    m.barrier_time = ++m.clock;
+    for (int i = 0; i < m.thread_count; ++i) {
+        m.threads[i].time = m.barrier_time;
+        m.threads[i].accesses_left = m.settings.access_limit;
+        set_ready(m.threads[i]);
+    }
+}
+
+}  // namespace
+
+uint64_t next_random() {
+    // splitmix64
+    uint64_t z = machine.random += 0x9E3779B97F4A7C15ull;
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
+    return z ^ (z >> 31);
+}
+
+int64_t next_slice() {
+    return machine.policy == kAnyThread ? static_cast<int64_t>(next_random() % 64) : kLongSlice;
+}
+
+void set_ready(Thread& thread) {
+    thread.state = State::kReady;
+    machine.ready[thread.index / 64] |= uint64_t{1} << (thread.index % 64);
+}
+
+void set_waiting(Thread& thread, State state) {
+    thread.state = state;
+    machine.ready[thread.index / 64] &= ~(uint64_t{1} << (thread.index % 64));
+}
+
+void yield() {
+    switch_fiber(current->fiber, machine.scheduler);
+}
+
+void end_slice(Thread& thread) {
+    const int64_t used = machine.policy == kAnyThread ? 64 : kLongSlice;
+    thread.accesses_left -= used;
+    if (thread.accesses_left < 0) {
+        fail(Error::kDeadlock,
+             format("%lld accesses without a synchronisation: does it wait for another thread?\n",
+                    static_cast<long long>(machine.settings.access_limit)) +
+                 describe_waits());
+    }
+    thread.slice = next_slice();
+    yield();
+}
+
+void run_block(Dim3 block) {
+    Machine& m = machine;
+    begin_block(block);
+    release(&m.started);
+    for (int next = pick_thread(); next >= 0 && !m.failed; next = pick_thread()) {
+        m.last_run = next;
+        current = &m.threads[next];
+        switch_fiber(m.scheduler, current->fiber);
+        current = nullptr;
+    }
+    acquire(&m.ended);
+    if (!m.failed && m.finished < m.thread_count) report_stall();
+    if (!m.failed && m.settings.level >= Level::kCounters) count_all_accesses();
+    if (m.failed) {
+        for (int i = 0; i < m.thread_count; ++i) {
+            m.threads[i].global_log.clear();
+            m.threads[i].shared_log.clear();
+        }
+    }
+}
+
+void block_barrier(const char* file, int line) {
+    Thread& thread = *current;
+    thread.file = file;
+    thread.line = line;
+    char* passed = &machine.barrier_passed[machine.barriers % 2];
+    release(passed);
+    set_waiting(thread, State::kAtBarrier);
+    if (++machine.at_barrier == machine.thread_count) pass_barrier();
+    yield();
+    acquire(passed);
+}
+
+}  // namespace dspark::emulator

@@ -1,0 +1,75 @@
+// Memory of one thread block as kernels of the emulator see it: arrays whose accesses are checked.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "backends/simt/emulator.h"
+
+namespace dspark {
+
+// An element of shared memory; as GlobalElement, usable only as a temporary.
+template <class T>
+class SharedElement {
+  public:
+    explicit SharedElement(T* address) : address_(address) {}
+    SharedElement(const SharedElement&) = delete;
+
+    operator T() const&& {
+        emulator::on_shared(address_, sizeof(T), alignof(T), false);
+        return *address_;
+    }
+    T operator=(T value) const&& {
+        emulator::on_shared(address_, sizeof(T), alignof(T), true);
+        *address_ = value;
+        return value;
+    }
+    T operator=(SharedElement&& other) const&& {
+        return SharedElement(address_) = static_cast<T>(static_cast<SharedElement&&>(other));
+    }
+    T operator+=(T value) const&& { return update(get() + value); }
+    T operator-=(T value) const&& { return update(get() - value); }
+    T operator*=(T value) const&& { return update(get() * value); }
+    T operator|=(T value) const&& { return update(get() | value); }
+    T operator&=(T value) const&& { return update(get() & value); }
+
+  private:
+    T get() const { return SharedElement(address_); }
+    template <class U>
+    T update(U value) const {
+        return SharedElement(address_) = static_cast<T>(value);
+    }
+    T* address_;
+};
+
+// An array of N elements inside the object that DSPARK_SHARED names.
+template <class T, int N>
+struct alignas(sizeof(T) * N % 16 == 0 ? 16 : alignof(T)) SharedArray {
+    static_assert(std::is_trivial_v<T>, "shared memory is not constructed");
+    T element[N];
+
+    SharedElement<T> operator[](int64_t i) { return SharedElement<T>(at(i, 1)); }
+    T operator[](int64_t i) const {
+        return SharedElement<T>(const_cast<SharedArray*>(this)->at(i, 1));
+    }
+
+    // Four elements of 4 bytes in one access; i is a multiple of 4.
+    void store4(int64_t i, T a, T b, T c, T d) {
+        T* four = at(i, 4);
+        emulator::on_shared(four, 4 * sizeof(T), 4 * sizeof(T), true);
+        four[0] = a, four[1] = b, four[2] = c, four[3] = d;
+    }
+    void load4(int64_t i, T& a, T& b, T& c, T& d) const {
+        const T* four = const_cast<SharedArray*>(this)->at(i, 4);
+        emulator::on_shared(four, 4 * sizeof(T), 4 * sizeof(T), false);
+        a = four[0], b = four[1], c = four[2], d = four[3];
+    }
+
+  private:
+    T* at(int64_t i, int count) {
+        if (i < 0 || i + count > N) emulator::fail_shared_index(i, N);
+        return element + i;
+    }
+};
+
+}  // namespace dspark
