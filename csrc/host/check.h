@@ -3,6 +3,7 @@
 //     dspark_ext.rejection_sample: draft_token_ids: expected shape [B=3, K], got [4, 5]
 #pragma once
 
+#include <torch/csrc/stable/device.h>
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/core/ScalarType.h>
 
@@ -55,6 +56,14 @@ inline std::string shape_text(const Tensor& tensor) {
     return text + "]";
 }
 
+// "cpu", "cuda:1"; other device types by number.
+inline std::string device_text(const Tensor& tensor) {
+    if (tensor.is_cpu()) return "cpu";
+    const auto type = static_cast<int>(tensor.device().type());
+    const std::string name = tensor.is_cuda() ? "cuda" : "type " + std::to_string(type);
+    return name + ":" + std::to_string(tensor.get_device_index());
+}
+
 // One dimension of an expected shape: its letter and its size, or kAnySize.
 constexpr int64_t kAnySize = -1;
 struct Dim {
@@ -72,6 +81,15 @@ class Arg {
 
     const Arg& on_cpu() const {
         if (!tensor_.is_cpu()) fail(op_, name_, "expected a tensor on the CPU");
+        return *this;
+    }
+
+    // On the device of another argument.
+    const Arg& on_device_of(const Tensor& other) const {
+        if (tensor_.device() != other.device()) {
+            fail(op_, name_,
+                 "expected device " + device_text(other) + ", got " + device_text(tensor_));
+        }
         return *this;
     }
 
