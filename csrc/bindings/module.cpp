@@ -4,9 +4,12 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "backends/cpu/isa.h"
+#include "host/gpu_backend.h"
 #include "ops/sampling/cpu.h"
 
 namespace py = pybind11;
@@ -53,15 +56,16 @@ void define_numerics(py::module_& m) {
         py::arg("counter"), py::arg("key"), "One Philox4x32-10 block.");
 }
 
-// What was compiled in, as strings fixed by CMakeLists.txt.
+// What was compiled in, as strings fixed by CMakeLists.txt. Those of a GPU backend have four
+// fields, separated by |: state, architectures, compiler, numerics flags.
 py::dict build_facts() {
     py::dict facts;
     facts["version"] = DSPARK_VERSION;
     facts["compiler"] = DSPARK_COMPILER;
     facts["numerics_flags"] = DSPARK_BUILT_FLAGS;
     facts["cpu_isas"] = DSPARK_BUILT_ISAS;
-    facts["cuda"] = DSPARK_CUDA_STATE;
-    facts["hip"] = DSPARK_HIP_STATE;
+    facts["cuda"] = DSPARK_CUDA_FACTS;
+    facts["hip"] = DSPARK_HIP_FACTS;
     return facts;
 }
 
@@ -72,5 +76,17 @@ PYBIND11_MODULE(_C, m) {
     m.def(
         "cpu_isa", [] { return dspark::cpu::isa_name(dspark::cpu::active_isa()); },
         "Instruction set the CPU backend runs on: 'avx512', 'avx2' or 'baseline'.");
+    m.def("use_hip", &dspark::gpu::use_hip, py::arg("path"),
+          "Serve GPU tensors by the HIP library at `path`; once, where torch is a ROCm build.");
+    m.def(
+        "gpu_backend",
+        []() -> std::optional<std::string> {
+            const dspark::GpuBackend* backend = dspark::gpu::active_backend();
+            if (backend == nullptr) return std::nullopt;
+            return backend->name;
+        },
+        "Which backend serves GPU tensors: 'cuda', 'hip' or None.");
+    m.def("missing_gpu_backend", &dspark::gpu::missing_backend,
+          "Why no backend serves GPU tensors, and what to do.");
     define_numerics(m);
 }

@@ -6,6 +6,27 @@ from . import _C
 from ._missing import has_kernel, missing_backend, operators
 
 
+def _architecture_names(architecture: str) -> list[str]:
+    """Of an item of DSPARK_CUDA_ARCHITECTURES or DSPARK_HIP_ARCHITECTURES."""
+    number, _, kind = architecture.partition("-")
+    if number.startswith("gfx"):
+        return [architecture]
+    machine_code, ptx = [f"sm_{number}"], [f"compute_{number}"]
+    return {"real": machine_code, "virtual": ptx}.get(kind, machine_code + ptx)
+
+
+def _gpu_facts(facts: str) -> dict:
+    state, architectures, compiler, flags = facts.split("|")
+    names = [name for item in architectures.split() for name in _architecture_names(item)]
+    return {
+        "built": state == "built",
+        "architectures": names,
+        "compiler": compiler or None,
+        "numerics_flags": flags.split(),
+        "reason": None if state == "built" else state,
+    }
+
+
 def build_info() -> dict:
     """What this build contains. Touches no device.
 
@@ -15,22 +36,20 @@ def build_info() -> dict:
         compiler, numerics_flags: of the C++ part.
         cpu: `architectures`, the instruction sets compiled in, lowest first, and `active`, the one
             in use (environment variable DSPARK_CPU_ISA forces a lower one; all give the same bits).
-        cuda, hip: `built`, `architectures` (empty unless built) and `reason` (why it is not built).
+        cuda, hip: `built`; `architectures`, "sm_80" and "gfx942" for machine code, "compute_80" for
+            PTX; `compiler`; `numerics_flags`; `reason`, why it is not built, or None.
+        gpu: which of the two serves GPU tensors in this process, "cuda", "hip" or None.
     """
     facts = _C.build_facts()
-
-    def gpu(state: str) -> dict:
-        built = not state.startswith("not built")
-        return {"built": built, "architectures": [], "reason": None if built else state}
-
     return {
         "version": facts["version"],
         "torch": {"built_for": "2.10", "found": str(torch.__version__)},
         "compiler": facts["compiler"],
         "numerics_flags": facts["numerics_flags"].split(),
         "cpu": {"architectures": facts["cpu_isas"].split(), "active": _C.cpu_isa()},
-        "cuda": gpu(facts["cuda"]),
-        "hip": gpu(facts["hip"]),
+        "cuda": _gpu_facts(facts["cuda"]),
+        "hip": _gpu_facts(facts["hip"]),
+        "gpu": _C.gpu_backend(),
     }
 
 
@@ -45,6 +64,7 @@ def capabilities(device: torch.device | str = "cpu") -> dict:
         available: whether any operator of this build runs there.
         reason: why not, and how to get it; None if available.
         operators: names of those that run there.
+        backend: "cuda" or "hip" (GPUs only).
         isa, threads: the CPU's instruction set in use and torch's thread count (CPU only).
 
     Raises:
@@ -60,6 +80,8 @@ def capabilities(device: torch.device | str = "cpu") -> dict:
         "reason": None if runs else missing_backend(kind),
         "operators": runs,
     }
-    if kind == "cpu":
+    if kind == "cuda":
+        result |= {"backend": _C.gpu_backend()}
+    else:
         result |= {"isa": _C.cpu_isa(), "threads": torch.get_num_threads()}
     return result

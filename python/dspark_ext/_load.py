@@ -48,4 +48,7 @@ except ImportError as error:
     _folder = pathlib.Path(__file__).parent
     raise load_error(error, torch.__version__, _folder) from None
 
+if torch.version.hip:  # only there is the runtime that the HIP kernels are linked with
+    _C.use_hip(str(pathlib.Path(_C.__file__).parent / "_hip.so"))
+
 __version__ = _C.build_facts()["version"]

@@ -17,19 +17,24 @@ def operators() -> list[str]:
 
 def has_kernel(operator: str, device_type: str) -> bool:
     """Whether this build has compiled code of `operator` for "cpu" or "cuda" tensors."""
-    if device_type == "cuda" and operator in _refused:
+    if device_type == "cuda" and (_C.gpu_backend() is None or operator in _refused):
         return False
+    return _is_registered(operator, device_type)
+
+
+def _is_registered(operator: str, device_type: str) -> bool:
     key = device_type.upper()
     return torch._C._dispatch_has_kernel_for_dispatch_key(f"dspark_ext::{operator}", key)
 
 
 def missing_backend(device_type: str) -> str:
     """One sentence: why tensors on `device_type` are not served, and what to do."""
-    facts = _C.build_facts()
     if device_type == "cpu":
         return "cpu backend has no kernels in this build"
-    state = facts["hip"] if torch.version.hip else facts["cuda"]
-    return f"{device_type} backend {state}; move the tensors to the CPU (docs/install.md)"
+    backend = _C.gpu_backend()
+    if backend is None:
+        return _C.missing_gpu_backend()
+    return f"{backend} backend lacks this operator; move the tensors to the CPU (docs/install.md)"
 
 
 def refuse(operator: str):
@@ -45,6 +50,6 @@ def refuse(operator: str):
 def register() -> None:
     """Make every operator without a CUDA kernel raise an error that says how to go on."""
     for operator in operators():
-        if not has_kernel(operator, "cuda"):
+        if not _is_registered(operator, "cuda"):
             _library.impl(operator, refuse(operator), "CUDA")
             _refused.add(operator)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import dspark_ext
+from dspark_ext._info import _architecture_names
 from dspark_ext._missing import operators
 
 
@@ -28,11 +29,53 @@ def test_contraction_is_off():
 
 
 @pytest.mark.parametrize("backend", ["cuda", "hip"])
-def test_a_backend_that_is_not_built_says_why(backend):
+def test_a_gpu_backend_says_what_was_built_or_why_it_was_not(backend):
     facts = dspark_ext.build_info()[backend]
-    assert facts["built"] is False
-    assert facts["architectures"] == []
-    assert facts["reason"].startswith("not built")
+    if facts["built"]:
+        assert facts["reason"] is None
+        assert facts["compiler"]
+        known = {"cuda": r"(sm|compute)_\d+[af]?", "hip": r"gfx[0-9a-f]+"}[backend]
+        assert facts["architectures"]
+        assert all(re.fullmatch(known, name) for name in facts["architectures"])
+    else:
+        assert facts["reason"].startswith("not built: ")
+        assert facts["architectures"] == facts["numerics_flags"] == []
+        assert facts["compiler"] is None
+
+
+@pytest.mark.parametrize(
+    ("backend", "flags"),
+    [
+        ("cuda", ["--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true"]),
+        ("hip", ["-ffp-contract=off"]),
+    ],
+)
+def test_gpu_kernels_are_compiled_with_the_flags_of_the_numerics(backend, flags):
+    facts = dspark_ext.build_info()[backend]
+    if not facts["built"]:
+        pytest.skip(facts["reason"])
+    assert facts["numerics_flags"] == flags
+
+
+@pytest.mark.parametrize(
+    ("item", "names"),
+    [
+        ("90a-real", ["sm_90a"]),
+        ("80-virtual", ["compute_80"]),
+        ("80", ["sm_80", "compute_80"]),
+        ("gfx942", ["gfx942"]),
+    ],
+)
+def test_architectures_are_named_as_compilers_name_them(item, names):
+    assert _architecture_names(item) == names
+
+
+def test_the_backend_in_use_fits_torch():
+    info = dspark_ext.build_info()
+    own, other = ("hip", "cuda") if torch.version.hip else ("cuda", "hip")
+    assert info["gpu"] != other
+    if not info[own]["built"]:
+        assert info["gpu"] is None
 
 
 def test_capabilities_list_the_operators_of_the_cpu():
@@ -45,6 +88,8 @@ def test_capabilities_list_the_operators_of_the_cpu():
 
 
 def test_capabilities_of_a_missing_backend_say_what_to_do():
+    if dspark_ext.build_info()["gpu"] is not None:
+        pytest.skip("this build has a GPU backend")
     facts = dspark_ext.capabilities("cuda")
     assert facts["available"] is False
     assert facts["operators"] == []

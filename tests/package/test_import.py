@@ -109,13 +109,15 @@ def test_a_missing_torch_is_named_with_the_command(tmp_path):
 
 def test_a_gpu_tensor_gives_an_error_that_says_what_to_do():
     """The kernel registered for CUDA tensors; the dispatcher needs no GPU to call it."""
+    with pytest.raises(NotImplementedError, match=r"^dspark_ext.sample: .*docs/install.md"):
+        refuse("sample.out")()
+    if dspark_ext.build_info()["gpu"] is not None:
+        pytest.skip("this build has a GPU backend")
     key = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
     logits = torch.zeros(1, 8)
     arguments = (logits, torch.ones(1), None, None, None)
     with pytest.raises(NotImplementedError, match=r"target_probs: cuda backend not built"):
         torch.ops.dspark_ext.target_probs.default.redispatch(key, *arguments)
-    with pytest.raises(NotImplementedError, match=r"^dspark_ext.sample: .*docs/install.md"):
-        refuse("sample.out")()
 
 
 @pytest.mark.parametrize("where", ["logits", "parameter"])
@@ -139,3 +141,27 @@ def test_tensors_on_several_devices_are_refused(where):
 def test_meta_tensors_give_meta_results():
     probs = dspark_ext.sampling.target_probs(torch.zeros(2, 8, device="meta"), temperature=1.0)
     assert (probs.device.type, probs.shape) == ("meta", (2, 8))
+
+
+def test_a_hip_library_that_does_not_load_is_named():
+    """On a ROCm build of torch; here as if it were one, in a process of its own."""
+    code = (
+        "import dspark_ext; from dspark_ext import _C, _missing; _C.use_hip('/nowhere/_hip.so');"
+        "print(_C.gpu_backend(), _missing.missing_backend('cuda'))"
+    )
+    result = run_python(code)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("None hip backend ")
+    if dspark_ext.build_info()["hip"]["built"]:
+        assert "does not load: /nowhere/_hip.so" in result.stdout
+    else:
+        assert "not built" in result.stdout
+
+
+def test_the_hip_library_loads_beside_any_torch():
+    facts = dspark_ext.build_info()["hip"]
+    if not facts["built"]:
+        pytest.skip(facts["reason"])
+    library = pathlib.Path(dspark_ext._C.__file__).parent / "_hip.so"
+    code = f"from dspark_ext import _C; _C.use_hip({str(library)!r}); print(_C.gpu_backend())"
+    assert run_python(code).stdout.strip() == "hip"

@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import sysconfig
@@ -88,16 +89,29 @@ def test_an_older_torch_stops_with_the_command(cmake, repository, tmp_path):
 
 
 @pytest.mark.parametrize("backend", ["CUDA", "HIP"])
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [("ON", "has no {} kernels yet"), ("maybe", "expected AUTO, ON or OFF, got maybe")],
-    ids=["ON", "misspelt"],
-)
-def test_a_backend_that_cannot_be_built_stops(cmake, repository, tmp_path, backend, value, message):
-    option = f"-DDSPARK_{backend}={value}"
-    result = configure(repository, tmp_path, sys.executable, option)
+def test_a_misspelt_choice_of_backend_stops(cmake, repository, tmp_path, backend):
+    result = configure(repository, tmp_path, sys.executable, f"-DDSPARK_{backend}=maybe")
     assert result.returncode != 0
-    assert message.format(backend) in " ".join(result.stderr.split())
+    message = f"DSPARK_{backend}: expected AUTO, ON or OFF, got MAYBE"
+    assert message in " ".join(result.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("backend", "options", "message"),
+    [
+        ("CUDA", ["-DDSPARK_NVCC=/bin/false"], "/bin/false does not compile for 80-real,"),
+        ("CUDA", ["-DDSPARK_NVCC=/bin/false", "-DDSPARK_CUDA_ARCHITECTURES=sm_80"], "got sm_80"),
+        ("HIP", ["-DDSPARK_HIP_ARCHITECTURES=gfx0"], "no HIP compiler|not found|for gfx0: "),
+    ],
+)
+def test_a_backend_that_cannot_be_built_stops(
+    cmake, repository, tmp_path, backend, options, message
+):
+    other = {"CUDA": "HIP", "HIP": "CUDA"}[backend]
+    wanted = [f"-DDSPARK_{backend}=ON", f"-DDSPARK_{other}=OFF"]
+    result = configure(repository, tmp_path, sys.executable, *wanted, *options)
+    assert result.returncode != 0
+    assert re.search(message, " ".join(result.stderr.split()))
 
 
 @pytest.mark.slow

@@ -1,0 +1,33 @@
+// How an op.cpp reaches the GPU: which launch functions, on which device, on which stream.
+//
+//     const gpu::Device device("sample", logits);
+//     device.check(device.backend().sampling->sample(args, device.stream()));
+#pragma once
+
+#include <torch/csrc/stable/accelerator.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include "host/gpu_backend.h"
+
+namespace dspark::gpu {
+
+// While it lives, the device of `tensor` is the current one.
+class Device {
+  public:
+    // Fails, naming the operator, if no backend serves the device.
+    Device(const char* op, const torch::stable::Tensor& tensor);
+
+    const GpuBackend& backend() const { return backend_; }
+    // The stream that torch currently uses on this device: a cudaStream_t or hipStream_t.
+    void* stream() const { return stream_; }
+    // Fails, naming the operator and the driver's words, unless the code of a launch is 0.
+    void check(int code) const;
+
+  private:
+    const char* op_;
+    const GpuBackend& backend_;
+    torch::stable::accelerator::DeviceGuard guard_;
+    void* stream_;
+};
+
+}  // namespace dspark::gpu

@@ -1,0 +1,24 @@
+// The table of launch functions, once for each GPU compiler.
+#include "host/gpu_backend.h"
+
+#include "device/backend.h"
+#include "ops/sampling/launch.h"
+
+#define DSPARK_TEXT_OF(name) #name
+#define DSPARK_TEXT(name) DSPARK_TEXT_OF(name)
+
+namespace dspark::DSPARK_ISA {
+
+const GpuBackend* gpu_backend() {
+    static const GpuBackend table = {DSPARK_TEXT(DSPARK_ISA), &error_string, &sampling_launch()};
+    return &table;
+}
+
+}  // namespace dspark::DSPARK_ISA
+
+#ifdef DSPARK_EXPORT_GPU_TABLE
+extern "C" __attribute__((visibility("default")))
+const dspark::GpuBackend* DSPARK_EXPORT_GPU_TABLE() {
+    return dspark::DSPARK_ISA::gpu_backend();
+}
+#endif

@@ -1,0 +1,112 @@
+"""The compiled GPU kernels: what they use, and what they must not. Needs no GPU.
+
+Each test reads the binaries of the build under test; where a backend is not built or a tool to read
+it is missing, it is skipped and says so.
+"""
+
+import re
+
+import pytest
+from kernel_binaries import MissingToolError, kernels_of, ptx_architectures
+from resource_table import entries, read_table
+
+import dspark_ext
+
+# Kernels that read rows of logits, each entry once: they must do it 16 bytes at a time.
+STREAMING: tuple[str, ...] = ()
+
+BACKENDS = ["cuda", "hip"]
+WIDE_LOAD = {"cuda": r"LDG\.E\.(\w+\.)*128", "hip": r"global_load_(dwordx4|b128)"}
+LOCAL_MEMORY = {"cuda": r"(LDL|STL)\b", "hip": r"(scratch|buffer)_(load|store)"}
+
+
+def built(backend):
+    """Facts and kernels of a backend of this build; skips where there are none to read."""
+    facts = dspark_ext.build_info()[backend]
+    if not facts["built"]:
+        pytest.skip(f"{backend}: {facts['reason']}")
+    try:
+        return facts, kernels_of(backend)
+    except MissingToolError as error:
+        pytest.skip(f"{backend}: {error}")
+
+
+def usable(backend):
+    kernels = [kernel for kernel in built(backend)[1] if not kernel.is_foreign]
+    assert kernels
+    return kernels
+
+
+def where(kernel):
+    return f"{kernel.architecture} {kernel.name}"
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_every_architecture_has_every_kernel(backend):
+    facts, kernels = built(backend)
+    architectures = {name for name in facts["architectures"] if not name.startswith("compute_")}
+    assert {kernel.architecture for kernel in kernels} == architectures
+    names = {name: {k.name for k in kernels if k.architecture == name} for name in architectures}
+    assert all(names[architecture] == names[next(iter(names))] for architecture in names)
+    if backend == "cuda":
+        wanted = {name for name in facts["architectures"] if name.startswith("compute_")}
+        assert ptx_architectures() == wanted
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_resources_are_those_of_the_table(backend):
+    facts, kernels = built(backend)
+    recorded = read_table().get(backend)
+    assert recorded is not None, "run tests/machine_code/update.py"
+    if recorded["compiler"] != facts["compiler"]:
+        pytest.skip(
+            f"{backend}: recorded with {recorded['compiler']}, built by {facts['compiler']}"
+        )
+    found = entries(kernels)
+    for architecture in found:
+        if architecture not in recorded["kernels"]:
+            pytest.skip(f"{backend}: {architecture} is not one of the recorded architectures")
+        assert found[architecture] == recorded["kernels"][architecture], (
+            f"{architecture}: if the change is meant, run tests/machine_code/update.py"
+        )
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_no_local_memory(backend):
+    """Neither a spilled register nor an indexed local array."""
+    local = re.compile(LOCAL_MEMORY[backend])
+    for kernel in usable(backend):
+        memory = ("stack", "local", "scratch", "vgpr_spills")
+        assert not any(kernel.resources.get(key, 0) for key in memory), where(kernel)
+        assert not [line for line in kernel.instructions if local.match(line)], where(kernel)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_streaming_kernels_load_16_bytes(backend):
+    wide = re.compile(WIDE_LOAD[backend])
+    kernels = usable(backend)
+    names = {kernel.name.split("<")[0] for kernel in kernels}
+    assert set(STREAMING) <= names, "STREAMING names a kernel that does not exist"
+    for kernel in kernels:
+        if kernel.name.split("<")[0] in STREAMING:
+            assert any(wide.match(line) for line in kernel.instructions), where(kernel)
+
+
+def test_waves_have_the_size_of_the_architecture():
+    for kernel in built("hip")[1]:
+        expected = 64 if kernel.architecture.startswith("gfx9") else 32
+        assert kernel.resources["wavefront_size"] == expected, where(kernel)
+
+
+def test_cuda_has_warps_of_32_only():
+    assert {kernel.warp_size for kernel in built("cuda")[1]} == {32}
+
+
+def test_a_kernel_of_a_foreign_wave_size_only_traps():
+    """HIP code holds both sizes for every architecture; the one it lacks takes next to no room."""
+    foreign = [kernel for kernel in built("hip")[1] if kernel.is_foreign]
+    assert foreign
+    for kernel in foreign:
+        assert kernel.instructions[0].startswith("s_trap"), where(kernel)
+        executed = [line for line in kernel.instructions if not re.match("s_(nop|code_end)", line)]
+        assert len(executed) <= 16, where(kernel)
