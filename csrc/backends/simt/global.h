@@ -20,23 +20,23 @@ class GlobalElement {
     explicit GlobalElement(T* address) : address_(address) {}
     GlobalElement(const GlobalElement&) = delete;
 
-    operator T() const&& {
+    operator T() && {
         emulator::on_global(address_, sizeof(T), alignof(T), false);
         return *address_;
     }
-    T operator=(T value) const&& {
+    T operator=(T value) && {
         emulator::on_global(address_, sizeof(T), alignof(T), true);
         *address_ = value;
         return value;
     }
-    T operator=(GlobalElement&& other) const&& {
+    T operator=(GlobalElement&& other) && {
         return GlobalElement(address_) = static_cast<T>(static_cast<GlobalElement&&>(other));
     }
-    T operator+=(T value) const&& { return update(get() + value); }
-    T operator-=(T value) const&& { return update(get() - value); }
-    T operator*=(T value) const&& { return update(get() * value); }
-    T operator|=(T value) const&& { return update(get() | value); }
-    T operator&=(T value) const&& { return update(get() & value); }
+    T operator+=(T value) && { return update(get() + value); }
+    T operator-=(T value) && { return update(get() - value); }
+    T operator*=(T value) && { return update(get() * value); }
+    T operator|=(T value) && { return update(get() | value); }
+    T operator&=(T value) && { return update(get() & value); }
 
   private:
     T get() const { return GlobalElement(address_); }

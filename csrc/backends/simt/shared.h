@@ -15,23 +15,23 @@ class SharedElement {
     explicit SharedElement(T* address) : address_(address) {}
     SharedElement(const SharedElement&) = delete;
 
-    operator T() const&& {
+    operator T() && {
         emulator::on_shared(address_, sizeof(T), alignof(T), false);
         return *address_;
     }
-    T operator=(T value) const&& {
+    T operator=(T value) && {
         emulator::on_shared(address_, sizeof(T), alignof(T), true);
         *address_ = value;
         return value;
     }
-    T operator=(SharedElement&& other) const&& {
+    T operator=(SharedElement&& other) && {
         return SharedElement(address_) = static_cast<T>(static_cast<SharedElement&&>(other));
     }
-    T operator+=(T value) const&& { return update(get() + value); }
-    T operator-=(T value) const&& { return update(get() - value); }
-    T operator*=(T value) const&& { return update(get() * value); }
-    T operator|=(T value) const&& { return update(get() | value); }
-    T operator&=(T value) const&& { return update(get() & value); }
+    T operator+=(T value) && { return update(get() + value); }
+    T operator-=(T value) && { return update(get() - value); }
+    T operator*=(T value) && { return update(get() * value); }
+    T operator|=(T value) && { return update(get() | value); }
+    T operator&=(T value) && { return update(get() & value); }
 
   private:
     T get() const { return SharedElement(address_); }
