@@ -11,14 +11,14 @@
 #include <cstdint>
 #include <type_traits>
 
-#define DSPARK_DEVICE_ONLY __attribute__((device, always_inline)) inline
-#define DSPARK_DEVICE __attribute__((host, device, always_inline)) inline
+#define DSPARK_DEVICE __attribute__((device, always_inline)) inline
+#define DSPARK_HOST_DEVICE __attribute__((host, device, always_inline)) inline
 #define DSPARK_KERNEL(threads) \
     __attribute__((global, amdgpu_flat_work_group_size(threads, threads)))
 #define DSPARK_SHARED(Type, name) __attribute__((shared)) Type name
 
 // The portable layer copies bits with memcpy, which <cstring> declares for the host.
-DSPARK_DEVICE_ONLY void* memcpy(void* to, const void* from, size_t bytes) {
+DSPARK_DEVICE void* memcpy(void* to, const void* from, size_t bytes) {
     return __builtin_memcpy(to, from, bytes);
 }
 
@@ -33,22 +33,22 @@ constexpr int kHardwareWarp = 32;
 constexpr int kHardwareWarp = 64;
 #endif
 
-DSPARK_DEVICE_ONLY int thread_idx() {
+DSPARK_DEVICE int thread_idx() {
     return static_cast<int>(__builtin_amdgcn_workitem_id_x());
 }
-DSPARK_DEVICE_ONLY Dim3 block_idx() {
+DSPARK_DEVICE Dim3 block_idx() {
     return {static_cast<int>(__builtin_amdgcn_workgroup_id_x()),
             static_cast<int>(__builtin_amdgcn_workgroup_id_y()),
             static_cast<int>(__builtin_amdgcn_workgroup_id_z())};
 }
 // From code object version 5 on, the hidden arguments begin with the number of blocks.
-DSPARK_DEVICE_ONLY Dim3 grid_dim() {
+DSPARK_DEVICE Dim3 grid_dim() {
     using Hidden = const __attribute__((address_space(4))) uint32_t;
     Hidden* blocks = (Hidden*)__builtin_amdgcn_implicitarg_ptr();
     return {static_cast<int>(blocks[0]), static_cast<int>(blocks[1]), static_cast<int>(blocks[2])};
 }
 
-DSPARK_DEVICE_ONLY void trap() {
+DSPARK_DEVICE void trap() {
     __builtin_trap();
 }
 // Whether W is the warp size this code is compiled for. Kernels are compiled for waves of 32 and of
@@ -59,7 +59,7 @@ DSPARK_DEVICE constexpr bool is_hardware_warp() {
 }
 // The first statement of every kernel. For a foreign W the compiler drops all that follows.
 template <int W>
-DSPARK_DEVICE_ONLY void check_warp_size() {
+DSPARK_DEVICE void check_warp_size() {
     if (!is_hardware_warp<W>()) {
         trap();
         __builtin_unreachable();
@@ -68,7 +68,7 @@ DSPARK_DEVICE_ONLY void check_warp_size() {
 
 // A value of 4 or 8 bytes from another lane of the wave.
 template <int W, class T>
-DSPARK_DEVICE_ONLY T shuffle(T v, int source_lane) {
+DSPARK_DEVICE T shuffle(T v, int source_lane) {
     static_assert(sizeof(T) == 4 || sizeof(T) == 8, "shuffles move 4 or 8 bytes");
     int word[sizeof(T) / 4];
     __builtin_memcpy(word, &v, sizeof(T));
@@ -78,21 +78,21 @@ DSPARK_DEVICE_ONLY T shuffle(T v, int source_lane) {
     return out;
 }
 template <int W, class T>
-DSPARK_DEVICE_ONLY T shuffle_xor(T v, int mask) {
+DSPARK_DEVICE T shuffle_xor(T v, int mask) {
     return shuffle<W>(v, (thread_idx() & (W - 1)) ^ mask);
 }
 template <int W, class T>
-DSPARK_DEVICE_ONLY T shuffle_up(T v, int delta) {
+DSPARK_DEVICE T shuffle_up(T v, int delta) {
     const int lane = thread_idx() & (W - 1);
     return shuffle<W>(v, lane < delta ? lane : lane - delta);
 }
 template <int W, class T>
-DSPARK_DEVICE_ONLY T shuffle_down(T v, int delta) {
+DSPARK_DEVICE T shuffle_down(T v, int delta) {
     const int lane = thread_idx() & (W - 1);
     return shuffle<W>(v, lane + delta < W ? lane + delta : lane);
 }
 template <int W>
-DSPARK_DEVICE_ONLY uint64_t ballot(bool condition) {
+DSPARK_DEVICE uint64_t ballot(bool condition) {
 #if defined(__GFX10__) || defined(__GFX11__) || defined(__GFX12__)
     return __builtin_amdgcn_ballot_w32(condition);
 #else
@@ -102,12 +102,12 @@ DSPARK_DEVICE_ONLY uint64_t ballot(bool condition) {
 // A wave runs in lockstep and its shared-memory accesses complete in order: what is left to prevent
 // is the compiler moving them.
 template <int W>
-DSPARK_DEVICE_ONLY void sync_warp() {
+DSPARK_DEVICE void sync_warp() {
     __builtin_amdgcn_fence(__ATOMIC_RELEASE, "wavefront");
     __builtin_amdgcn_wave_barrier();
     __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "wavefront");
 }
-DSPARK_DEVICE_ONLY void sync_block() {
+DSPARK_DEVICE void sync_block() {
     __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
     __builtin_amdgcn_s_barrier();
     __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
@@ -115,13 +115,13 @@ DSPARK_DEVICE_ONLY void sync_block() {
 
 using Vector16 = uint32_t __attribute__((ext_vector_type(4)));
 // Marked as read once, so that it displaces little from the caches.
-DSPARK_DEVICE_ONLY Bytes16 load16(Global<const void> p, int64_t byte_offset) {
+DSPARK_DEVICE Bytes16 load16(Global<const void> p, int64_t byte_offset) {
     const Vector16 v =
         __builtin_nontemporal_load((const __attribute__((address_space(1)))
                                     Vector16*)(static_cast<const char*>(p) + byte_offset));
     return {{v.x, v.y, v.z, v.w}};
 }
-DSPARK_DEVICE_ONLY void store16(Global<void> p, int64_t byte_offset, Bytes16 value) {
+DSPARK_DEVICE void store16(Global<void> p, int64_t byte_offset, Bytes16 value) {
     *(__attribute__((address_space(1))) Vector16*)(static_cast<char*>(p) + byte_offset) =
         Vector16{value.word[0], value.word[1], value.word[2], value.word[3]};
 }

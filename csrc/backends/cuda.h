@@ -6,11 +6,8 @@
 #include <cstdint>
 #include <type_traits>
 
-// Functions of the portable layer are compiled for both sides, because launch sequences share their
-// arithmetic; those that use the names below run on the device only. nvcc would warn at each.
-#pragma nv_diag_suppress 20011
-
-#define DSPARK_DEVICE __host__ __device__ __forceinline__
+#define DSPARK_DEVICE __device__ __forceinline__
+#define DSPARK_HOST_DEVICE __host__ __device__ __forceinline__
 #define DSPARK_KERNEL(threads) __global__ __launch_bounds__(threads)
 #define DSPARK_SHARED(Type, name) __shared__ Type name
 
@@ -18,18 +15,18 @@
 
 namespace dspark::DSPARK_ISA {
 
-__device__ __forceinline__ int thread_idx() {
+DSPARK_DEVICE int thread_idx() {
     return static_cast<int>(threadIdx.x);
 }
-__device__ __forceinline__ Dim3 block_idx() {
+DSPARK_DEVICE Dim3 block_idx() {
     return {static_cast<int>(blockIdx.x), static_cast<int>(blockIdx.y),
             static_cast<int>(blockIdx.z)};
 }
-__device__ __forceinline__ Dim3 grid_dim() {
+DSPARK_DEVICE Dim3 grid_dim() {
     return {static_cast<int>(gridDim.x), static_cast<int>(gridDim.y), static_cast<int>(gridDim.z)};
 }
 
-__device__ __forceinline__ void trap() {
+DSPARK_DEVICE void trap() {
     __trap();
 }
 // Whether W is the warp size this code is compiled for. Kernels of another W are never launched.
@@ -39,7 +36,7 @@ DSPARK_DEVICE constexpr bool is_hardware_warp() {
 }
 // The first statement of every kernel. For a foreign W the compiler drops all that follows.
 template <int W>
-__device__ __forceinline__ void check_warp_size() {
+DSPARK_DEVICE void check_warp_size() {
     if (!is_hardware_warp<W>()) {
         trap();
         __builtin_unreachable();
@@ -52,49 +49,49 @@ constexpr uint32_t kWholeWarp = 0xFFFFFFFFu;
 template <class T>
 using ShuffleWord = std::conditional_t<sizeof(T) == 8, unsigned long long, unsigned int>;
 template <class To, class From>
-__device__ __forceinline__ To shuffle_bits(From from) {
+DSPARK_DEVICE To shuffle_bits(From from) {
     static_assert(sizeof(To) == sizeof(From), "shuffles move 4 or 8 bytes");
     To to;
     __builtin_memcpy(&to, &from, sizeof(to));
     return to;
 }
 template <int W, class T>
-__device__ __forceinline__ T shuffle(T v, int source_lane) {
+DSPARK_DEVICE T shuffle(T v, int source_lane) {
     return shuffle_bits<T>(__shfl_sync(kWholeWarp, shuffle_bits<ShuffleWord<T>>(v), source_lane));
 }
 template <int W, class T>
-__device__ __forceinline__ T shuffle_xor(T v, int mask) {
+DSPARK_DEVICE T shuffle_xor(T v, int mask) {
     return shuffle_bits<T>(__shfl_xor_sync(kWholeWarp, shuffle_bits<ShuffleWord<T>>(v), mask));
 }
 template <int W, class T>
-__device__ __forceinline__ T shuffle_up(T v, int delta) {
+DSPARK_DEVICE T shuffle_up(T v, int delta) {
     return shuffle_bits<T>(__shfl_up_sync(kWholeWarp, shuffle_bits<ShuffleWord<T>>(v), delta));
 }
 template <int W, class T>
-__device__ __forceinline__ T shuffle_down(T v, int delta) {
+DSPARK_DEVICE T shuffle_down(T v, int delta) {
     return shuffle_bits<T>(__shfl_down_sync(kWholeWarp, shuffle_bits<ShuffleWord<T>>(v), delta));
 }
 template <int W>
-__device__ __forceinline__ uint64_t ballot(bool condition) {
+DSPARK_DEVICE uint64_t ballot(bool condition) {
     return __ballot_sync(kWholeWarp, condition);
 }
 template <int W>
-__device__ __forceinline__ void sync_warp() {
+DSPARK_DEVICE void sync_warp() {
     __syncwarp();
 }
-__device__ __forceinline__ void sync_block() {
+DSPARK_DEVICE void sync_block() {
     __syncthreads();
 }
 
 // Past the first-level cache, through the read-only path: what is read once displaces nothing.
-__device__ __forceinline__ Bytes16 load16(Global<const void> p, int64_t byte_offset) {
+DSPARK_DEVICE Bytes16 load16(Global<const void> p, int64_t byte_offset) {
     Bytes16 out;
     asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
         : "=r"(out.word[0]), "=r"(out.word[1]), "=r"(out.word[2]), "=r"(out.word[3])
         : "l"(static_cast<const char*>(p) + byte_offset));
     return out;
 }
-__device__ __forceinline__ void store16(Global<void> p, int64_t byte_offset, Bytes16 value) {
+DSPARK_DEVICE void store16(Global<void> p, int64_t byte_offset, Bytes16 value) {
     *reinterpret_cast<uint4*>(static_cast<char*>(p) + byte_offset) =
         make_uint4(value.word[0], value.word[1], value.word[2], value.word[3]);
 }

@@ -1,5 +1,5 @@
 // The part of the device vocabulary that is the same text for every GPU compiler. Included by a
-// shim after it has defined DSPARK_DEVICE.
+// shim after it has defined DSPARK_DEVICE and DSPARK_HOST_DEVICE.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@ template <class T>
 using Global = T*;
 
 template <class To, class From>
-DSPARK_DEVICE To* global_cast(From* from) {
+DSPARK_HOST_DEVICE To* global_cast(From* from) {
     return reinterpret_cast<To*>(from);
 }
 

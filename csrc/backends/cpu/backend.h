@@ -2,6 +2,7 @@
 #pragma once
 
 #define DSPARK_DEVICE inline __attribute__((always_inline))
+#define DSPARK_HOST_DEVICE DSPARK_DEVICE
 
 namespace dspark {
 

@@ -14,8 +14,9 @@
 #include "backends/simt/global.h"
 #include "backends/simt/shared.h"
 
-// An inline function for kernels.
+// An inline function for kernels, and one that launch sequences may call, too.
 #define DSPARK_DEVICE inline __attribute__((always_inline))
+#define DSPARK_HOST_DEVICE DSPARK_DEVICE
 // Prefix of a kernel that is launched with this many threads per block.
 #define DSPARK_KERNEL(threads) [[maybe_unused]] static
 // Declares, in the body of a kernel, an uninitialised object that the threads of a block share: a

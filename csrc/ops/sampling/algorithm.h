@@ -40,7 +40,7 @@ DSPARK_DEVICE Ending token_accept(int num_drafts, Slots slots, Accepts accepts) 
 
 // prefix[i - 1] = prefix_i = min(1, prefix_{i-1} p / q): how likely drafts 1 .. i stand together.
 template <class Slots, class Prefix>
-DSPARK_DEVICE Candidates prefix_products(int num_drafts, Slots slots, Prefix prefix) {
+DSPARK_DEVICE Candidates prefix_products(int num_drafts, Slots slots, Prefix& prefix) {
     double last = 1.0;
     for (int i = 0; i < num_drafts; ++i) {
         const auto& slot = slots(i);
@@ -68,7 +68,8 @@ DSPARK_DEVICE double one_hot_mass(double prefix, double p) {
 // The largest i with u_i < accept_i, searched from the end. Since accept_i <= prefix_i, a residual
 // mass matters only where u_i < prefix_i: mass(i) is asked for those alone.
 template <class Prefix, class Draws, class Masses>
-DSPARK_DEVICE Ending block_accept(Candidates candidates, Prefix prefix, Draws draws, Masses mass) {
+DSPARK_DEVICE Ending block_accept(Candidates candidates, const Prefix& prefix, Draws draws,
+                                  Masses mass) {
     for (int i = candidates.count; i > 0; --i) {
         const double prefix_i = prefix[i - 1];
         const double u = draws(i - 1);

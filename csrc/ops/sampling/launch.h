@@ -1,11 +1,14 @@
 // The launch sequences of the sampling family, declared once per device backend: each returns 0 or
-// the vendor's error code of the first launch that failed. The scratch of the arguments is in place
-// (workspace.h); `stream` is the vendor's stream.
+// the vendor's error code of the first launch that failed, or kTooManyBlocks. The scratch of the
+// arguments is in place (workspace.h); `stream` is the vendor's stream.
 #pragma once
 
 #include "ops/sampling/args.h"
 
 namespace dspark {
+
+// More blocks than a grid can have: some 16 million, at 4096 logits each.
+constexpr int kTooManyBlocks = -1;
 
 struct SamplingLaunch {
     int (*target_probs)(const TargetProbsArgs& args, void* stream);
@@ -23,6 +26,5 @@ namespace dspark::hip {
 const SamplingLaunch& sampling_launch();
 }
 namespace dspark::simt {
-// The emulator has several warp sizes: 4, 32 or 64.
-const SamplingLaunch& sampling_launch(int warp_size);
-}  // namespace dspark::simt
+const SamplingLaunch& sampling_launch();
+}

@@ -86,6 +86,22 @@ class Request {
         return uniform(args_.seeds[b_], args_.positions[b_] + accepted, Stream::kResample, 0);
     }
 
+    // What the drafter proposed at slot i, whether or not it is valid.
+    DSPARK_DEVICE Proposal proposal(int i) const {
+        Proposal proposal = {};
+        proposal.id = draft_id(i);
+        if (!uses_q_) return proposal;
+        if (args_.draft_probs.data != nullptr) {
+            proposal.kind = Proposal::Kind::kProbs;
+            proposal.probs = global_cast<const float>(row_at(args_.draft_probs, b_, i));
+            proposal.vocab = args_.draft_probs.vocab;
+        } else if (args_.draft_logits.data != nullptr && args_.draft_temperature[b_] != 0.0f) {
+            proposal.kind = Proposal::Kind::kLaw;
+            proposal.law = laws_.draft(b_, i);
+        }
+        return proposal;
+    }
+
     DSPARK_DEVICE Slot slot(int i) const {
         Slot slot = {};
         slot.proposal.id = draft_id(i);
@@ -96,29 +112,20 @@ class Request {
         }
         const Law& target = laws_.target(b_, i);
         if (target.has_nan || target.is_empty) return slot;
+        slot.proposal = proposal(i);
         slot.p = probability(target, id);
-        slot.q = 1.0;
-        if (uses_q_) find_proposal(i, slot);
+        slot.q = slot.proposal.q();
+        if (!is_distribution(slot)) slot.status = kInvalidDraft;
         slot.has_proposal = slot.status == 0;
         return slot;
     }
 
   private:
-    DSPARK_DEVICE void find_proposal(int i, Slot& slot) const {
-        if (args_.draft_probs.data != nullptr) {
-            slot.proposal.kind = Proposal::Kind::kProbs;
-            slot.proposal.probs = global_cast<const float>(row_at(args_.draft_probs, b_, i));
-            slot.proposal.vocab = args_.draft_probs.vocab;
-            slot.q = slot.proposal.q();
-            if (!(slot.q >= 0.0 && slot.q <= 1.0 + 1e-6)) slot.status = kInvalidDraft;
-        } else if (args_.draft_logits.data != nullptr && args_.draft_temperature[b_] != 0.0f) {
-            slot.proposal.kind = Proposal::Kind::kLaw;
-            slot.proposal.law = laws_.draft(b_, i);
-            slot.q = slot.proposal.q();
-            if (slot.proposal.law.has_nan || slot.proposal.law.is_empty) {
-                slot.status = kInvalidDraft;
-            }
+    DSPARK_DEVICE static bool is_distribution(const Slot& slot) {
+        if (slot.proposal.kind == Proposal::Kind::kLaw) {
+            return !slot.proposal.law.has_nan && !slot.proposal.law.is_empty;
         }
+        return slot.q >= 0.0 && slot.q <= 1.0 + 1e-6;
     }
 
     const VerifyArgs& args_;

@@ -1,0 +1,252 @@
+// Kernels of the sampling family, part three: residual masses, the accepted length, the token after
+// it.
+#pragma once
+
+#include "ops/sampling/kernel_decide.h"
+
+namespace dspark::DSPARK_ISA::sampling {
+
+// ---- residual_masses ----------------------------------------------------------------------------
+
+struct ResidualShared {
+    TileStage stage;
+    LaneSums sums;
+};
+
+// The prefix that the residual of row i is taken with.
+DSPARK_DEVICE double residual_prefix(const VerifyArgs& args, const Decision& decision, int64_t b,
+                                     int i) {
+    const bool is_block_rule = decision.candidates.count > 0;
+    return is_block_rule && i > 0 ? args.prefixes[b * args.num_drafts + i - 1] : 1.0;
+}
+
+// This thread's entries of max(a p - q, 0) in a tile where p is not 0 throughout; q is not one-hot.
+template <int W>
+DSPARK_DEVICE LaneEntries residual_entries(const Law& law, double a, const Proposal& proposal,
+                                           int tile, TileStage& stage) {
+    const Law& draft = proposal.law;
+    LaneEntries entries = kept_weights(law, tile, read_tile(row_of(law), tile, stage));
+    const float p_scale = target_scale(a, law.tile_scale[tile], law.total);
+    if (proposal.kind == Proposal::Kind::kLaw && tile < num_tiles(draft.vocab) &&
+        draft.tile_max[tile] > -kInfinity) {
+        sync_block();  // the stage is free
+        const LaneEntries q = kept_weights(draft, tile, read_tile(row_of(draft), tile, stage));
+        const float q_scale = draft_scale(draft.tile_scale[tile], draft.total);
+        for (int c = 0; c < kEntriesPerThread; ++c) {
+            entries.x[c] = residual_entry(p_scale, entries.x[c], q_scale, q.x[c]);
+        }
+    } else if (proposal.kind == Proposal::Kind::kProbs && tile < num_tiles(proposal.vocab)) {
+        sync_block();
+        const Row probs = {proposal.probs, FloatType::kFloat32, proposal.vocab};
+        const LaneEntries q = read_tile<ReadProbability>(probs, tile, stage);
+        for (int c = 0; c < kEntriesPerThread; ++c) {
+            entries.x[c] = residual_entry(p_scale, entries.x[c], q.x[c]);
+        }
+    } else {
+        for (float& x : entries.x) x = residual_entry(p_scale, x, 0.0f);
+    }
+    return entries;
+}
+
+// Tile totals of the residuals that decide_kernel asked for. One block per (request, row, tile).
+template <int W>
+DSPARK_KERNEL(kThreads)
+void residual_masses_kernel(VerifyArgs args) {
+    check_warp_size<W>();
+    DSPARK_SHARED(ResidualShared, shared);
+    const int tile = block_idx().x % args.scratch.tiles;
+    const int64_t slot = block_idx().x / args.scratch.tiles;
+    if (args.needs_residual[slot] == 0) return;
+    const int64_t b = slot / args.num_drafts;
+    const int i = static_cast<int>(slot % args.num_drafts);
+    ReadyLaws laws = {args};
+    const Request<ReadyLaws> request(args, b, laws);
+    const Law law = request.target_law(i);
+    const Decision decision = args.decisions[b];
+    double total = 0.0;
+    if (law.tile_sum[tile] > 0.0f) {
+        const double a = residual_prefix(args, decision, b, i);
+        const Proposal proposal = request.proposal(i);
+        const LaneEntries entries = residual_entries<W>(law, a, proposal, tile, shared.stage);
+        total = static_cast<double>(halving_tree<W>(lane_sum(entries), shared.sums));
+    }
+    if (thread_idx() == 0) args.residual_totals[slot * args.scratch.tiles + tile] = total;
+}
+
+// ---- finalise -----------------------------------------------------------------------------------
+
+template <int W>
+struct FinaliseShared {
+    DrawShared<W> draw;
+    LaneSums sums;
+    SharedArray<double, kMaxDeviceDrafts> mass;
+    SharedArray<double, kMaxDeviceDrafts> prefix;
+    SharedArray<double, kMaxDeviceDrafts> accept;
+    SharedArray<double, 1> ending_prefix;
+    SharedArray<int32_t, 3> ending;
+};
+
+// Masses of the rows whose tile totals are known, one thread per row.
+DSPARK_DEVICE double residual_mass(const VerifyArgs& args, int64_t slot) {
+    if (args.needs_residual[slot] == 0) return 0.0;
+    double mass = 0.0;
+    const int64_t begin = slot * args.scratch.tiles;
+    for (int t = 0; t < args.scratch.tiles; ++t) mass += args.residual_totals[begin + t];
+    return mass;
+}
+
+// How the block of a request ended, in every thread.
+template <int W>
+DSPARK_DEVICE Ending find_ending(const VerifyArgs& args, int64_t b, const Decision& decision,
+                                 const Request<ReadyLaws>& request, FinaliseShared<W>& shared) {
+    if (decision.has_ended) return decision.ending;
+    const int i = thread_idx();
+    const int64_t slot = b * args.num_drafts + i;
+    if (i < decision.candidates.count) {
+        shared.prefix[i] = args.prefixes[slot];
+        shared.accept[i] = request.accept_draw(i, Stream::kAccept);
+        shared.mass[i] = residual_mass(args, slot);
+    }
+    sync_block();
+    if (i == 0) {
+        const Ending ending = block_accept(
+            decision.candidates, shared.prefix, [&](int j) -> double { return shared.accept[j]; },
+            [&](int j) -> double { return shared.mass[j]; });
+        shared.ending[0] = ending.accepted;
+        shared.ending[1] = ending.has_proposal ? 1 : 0;
+        shared.ending[2] = ending.status;
+        shared.ending_prefix[0] = ending.prefix;
+    }
+    sync_block();
+    return {shared.ending[0], shared.ending[1] != 0, shared.ending[2], shared.ending_prefix[0]};
+}
+
+// The draws that final_token asks for, by the whole block; every thread returns the id.
+template <int W>
+class BlockDrawer {
+  public:
+    DSPARK_DEVICE BlockDrawer(const VerifyArgs& args, int64_t b, const Law& law,
+                              const Proposal& proposal, const Ending& ending,
+                              FinaliseShared<W>& shared)
+        : args_(args), b_(b), law_(law), proposal_(proposal), ending_(ending), shared_(shared) {}
+
+    DSPARK_DEVICE int64_t from_law(double u) { return block_draw_law<W>(law_, u, shared_.draw); }
+
+    DSPARK_DEVICE int64_t from_residual(double u) {
+        if (proposal_.kind == Proposal::Kind::kOneHot) return from_rest(u);
+        const int64_t slot = b_ * args_.num_drafts + ending_.accepted;
+        const int64_t begin = slot * args_.scratch.tiles;
+        for (int t = thread_idx(); t < num_tiles(law_.vocab); t += kThreads) {
+            shared_.draw.totals[t] = args_.residual_totals[begin + t];
+        }
+        return block_draw<W>(law_.vocab, u, shared_.draw, [&](int t) {
+            return residual_entries<W>(law_, ending_.prefix, proposal_, t, shared_.draw.stage);
+        });
+    }
+
+  private:
+    // The law's weights in a tile without the drafted id.
+    DSPARK_DEVICE LaneEntries weights_without(int tile) {
+        LaneEntries entries = read_tile(row_of(law_), tile, shared_.draw.stage);
+        for (int c = 0; c < kEntriesPerThread; ++c) {
+            const int64_t id = static_cast<int64_t>(tile) * kTile + entry_index(c);
+            if (id == proposal_.id) entries.x[c] = -kInfinity;
+        }
+        return kept_weights(law_, tile, entries);
+    }
+
+    // Residual over a one-hot: the law without the id, at the law's own scale.
+    DSPARK_DEVICE int64_t from_rest(double u) {
+        const int tile = static_cast<int>(proposal_.id / kTile);
+        float sum = 0.0f;
+        if (law_.tile_max[tile] > -kInfinity) {
+            sum = halving_tree<W>(lane_sum(weights_without(tile)), shared_.sums);
+        }
+        for (int t = thread_idx(); t < num_tiles(law_.vocab); t += kThreads) {
+            const float tile_sum = t == tile ? sum : static_cast<float>(law_.tile_sum[t]);
+            if (t != tile) shared_.draw.totals[t] = tile_mass(tile_sum, law_.tile_scale[t]);
+        }
+        if (thread_idx() == 0) {
+            shared_.draw.totals[tile] = tile_mass(sum, law_.tile_scale[tile]);
+        }
+        return block_draw<W>(law_.vocab, u, shared_.draw,
+                             [&](int t) { return weights_without(t); });
+    }
+
+    const VerifyArgs& args_;
+    const int64_t b_;
+    const Law& law_;
+    const Proposal& proposal_;
+    const Ending& ending_;
+    FinaliseShared<W>& shared_;
+};
+
+// What an invalid request returns: one token, id 0.
+DSPARK_DEVICE void write_invalid(const VerifyArgs& args, int64_t b) {
+    const int64_t begin = b * (args.num_drafts + 1);
+    for (int i = thread_idx(); i <= args.num_drafts; i += kThreads) {
+        args.token_ids[begin + i] = i == 0 ? 0 : -1;
+        if (args.logprobs != nullptr) args.logprobs[begin + i] = i == 0 ? -kInfinity : 0.0f;
+    }
+    if (thread_idx() != 0) return;
+    args.num_accepted[b] = 0;
+    args.num_emitted[b] = 1;
+    args.last_token[b] = 0;
+    args.status[b] = kInvalidRequest;
+}
+
+// The accepted length, the token after it, and all outputs. One block per request.
+template <int W>
+DSPARK_KERNEL(kThreads)
+void finalise_kernel(VerifyArgs args) {
+    check_warp_size<W>();
+    DSPARK_SHARED(FinaliseShared<W>, shared);
+    const int64_t b = block_idx().x;
+    const Decision decision = args.decisions[b];
+    if (!decision.is_valid) return write_invalid(args, b);
+    ReadyLaws laws = {args};
+    const Request<ReadyLaws> request(args, b, laws);
+    const Ending ending = find_ending(args, b, decision, request, shared);
+    const Law law = request.target_law(ending.accepted);
+    const Proposal proposal = ending.has_proposal ? request.proposal(ending.accepted) : Proposal{};
+    BlockDrawer<W> drawer(args, b, law, proposal, ending, shared);
+    int32_t status;
+    const int64_t last = final_token(request, law, ending, drawer, &status);
+    if (thread_idx() == 0) write_tokens(args, b, request, ending.accepted, last, status);
+    if (args.logprobs == nullptr) return;
+    for (int i = thread_idx(); i <= args.num_drafts; i += kThreads) {
+        float logprob = 0.0f;
+        if (i < ending.accepted) logprob = log_probability(laws.target(b, i), request.draft_id(i));
+        if (i == ending.accepted) logprob = log_probability(law, last);
+        args.logprobs[b * (args.num_drafts + 1) + i] = logprob;
+    }
+}
+
+// What block_accept decides by, for every position. One block per request.
+template <int W>
+DSPARK_KERNEL(kThreads)
+void block_acceptance_kernel(VerifyArgs args) {
+    check_warp_size<W>();
+    const int64_t b = block_idx().x;
+    const Decision decision = args.decisions[b];
+    const int i = thread_idx();
+    if (i >= args.num_drafts) return;
+    const int64_t slot = b * args.num_drafts + i;
+    const int count = decision.candidates.count;
+    const double prefix = i < count ? static_cast<double>(args.prefixes[slot]) : 0.0;
+    double mass = 0.0;
+    double accept = prefix;
+    if (i + 1 < count) {
+        ReadyLaws laws = {args};
+        const Request<ReadyLaws> request(args, b, laws);
+        mass = request.proposal(i + 1).kind == Proposal::Kind::kOneHot
+                   ? one_hot_mass(prefix, args.slot_p[slot + 1])
+                   : residual_mass(args, slot + 1);
+        accept = accept_probability(prefix, mass);
+    }
+    args.prefix_prob[slot] = prefix;
+    args.residual_mass[slot] = mass;
+    args.accept_prob[slot] = accept;
+}
+
+}  // namespace dspark::DSPARK_ISA::sampling
