@@ -65,7 +65,7 @@ bool is_launchable(Dim3 grid, int threads) {
 void begin_launch(const char* name, const KernelCall& call, Dim3 grid, int threads) {
     Machine& m = machine;
     m.running = true;
-    m.failed = false;
+    m.failure = Error::kNone;
     m.kernel = name;
     m.call = &call;
     m.grid = grid;
@@ -91,22 +91,23 @@ int launch_kernel(const char* name, const KernelCall& call, Dim3 grid, int threa
     }
     if (!is_launchable(grid, threads)) {
         m.kernel = name;
-        record(Error::kBadLaunch,
-               format("grid (%d, %d, %d) of %d threads", grid.x, grid.y, grid.z, threads));
+        write_report(Error::kBadLaunch,
+                     format("grid (%d, %d, %d) of %d threads", grid.x, grid.y, grid.z, threads),
+                     -1);
         return static_cast<int>(Error::kBadLaunch);
     }
     begin_launch(name, call, grid, threads);
     m.counters->launches += 1;
     const int64_t plane = int64_t{grid.x} * grid.y;
     const BlockOrder order(plane * grid.z);
-    for (int64_t i = 0; i < order.count && !m.failed; ++i) {
+    for (int64_t i = 0; i < order.count && m.failure == Error::kNone; ++i) {
         const int64_t block = order[i];
         m.counters->blocks += 1;
         run_block({static_cast<int>(block % grid.x), static_cast<int>(block / grid.x % grid.y),
                    static_cast<int>(block / plane)});
     }
     m.running = false;
-    return m.failed ? static_cast<int>(last_error()) : 0;
+    return static_cast<int>(m.failure);
 }
 
 }  // namespace dspark::emulator

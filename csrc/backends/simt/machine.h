@@ -42,6 +42,11 @@ struct Warp {
     char passed[2] = {};  // what the thread sanitizer knows the even and the odd sync_warp by
 };
 
+// Text without memory of its own: a fiber that is given up frees nothing.
+struct Text {
+    char text[512];
+};
+
 struct Settings {
     Level level = Level::kFull;
     uint64_t seed = 0;
@@ -62,7 +67,9 @@ struct Machine {
     int thread_count = 0;
     uint32_t launch_time = 0;
     Counters* counters = nullptr;
-    bool failed = false;
+    Error failure = Error::kNone;  // as are the next two, of the thread that failed
+    Text finding = {};
+    int failed_thread = -1;
 
     // ---- of the block
     Dim3 block = {};
@@ -99,13 +106,12 @@ extern Machine machine;
 extern Thread* current;  // the running thread; nullptr outside of kernels
 
 // ---- report.cpp
-// Records the finding; in a kernel, ends the block and does not return.
-void record(Error error, const std::string& text);
-[[noreturn]] void fail(Error error, const std::string& text);
-std::string format(const char* pattern, ...) __attribute__((format(printf, 1, 2)));
-std::string thread_name(int thread);
-// Which threads wait where, a line each kind of wait.
-std::string describe_waits();
+Text format(const char* pattern, ...) __attribute__((format(printf, 1, 2)));
+Text thread_name(int thread);
+// Ends the block with this finding about the running thread.
+[[noreturn]] void fail(Error error, const Text& finding);
+// Outside of fibers: the report of a finding, with which threads wait where if that matters.
+void write_report(Error error, const Text& finding, int thread);
 
 // ---- scheduler.cpp
 void run_block(Dim3 block);

@@ -35,45 +35,55 @@ Buffer* find_buffer(uintptr_t begin, uintptr_t end) {
     return recent[0] = (after - 1)->get();
 }
 
-std::string describe_access(bool store, int bytes) {
-    return format("%s of %d bytes at ", store ? "store" : "load", bytes);
+Text describe_access(bool store, int bytes) {
+    return format("%s of %d bytes", store ? "store" : "load", bytes);
 }
 
-std::string describe_place(const Buffer& buffer, uintptr_t address) {
-    return format("byte %lld of buffer '", static_cast<long long>(address - buffer.begin)) +
-           buffer.name +
-           format("' (%lld bytes)", static_cast<long long>(buffer.end - buffer.begin));
+Text describe_place(const Buffer& buffer, uintptr_t address) {
+    return format("byte %lld of buffer '%s' (%lld bytes)",
+                  static_cast<long long>(address - buffer.begin), buffer.name.c_str(),
+                  static_cast<long long>(buffer.end - buffer.begin));
+}
+
+// The buffer that a wrong address is probably meant to lie in.
+const Buffer* nearest_buffer(uintptr_t address) {
+    const auto after = first_after(address);
+    const Buffer* above = after == buffers.end() ? nullptr : after->get();
+    const Buffer* below = after == buffers.begin() ? nullptr : (after - 1)->get();
+    if (above == nullptr || below == nullptr) return above != nullptr ? above : below;
+    const bool inside = address < below->end;
+    return inside || address - below->end < above->begin - address ? below : above;
 }
 
 [[noreturn]] void fail_bounds(uintptr_t address, int bytes, bool store) {
-    std::string text = describe_access(store, bytes);
-    const auto after = first_after(address);
-    const Buffer* below = after == buffers.begin() ? nullptr : (after - 1)->get();
-    const Buffer* above = after == buffers.end() ? nullptr : after->get();
-    // The buffer that is meant is probably the nearest.
-    const bool use_above =
-        above != nullptr && (below == nullptr || above->begin - address < address - below->end);
-    const Buffer* nearest = use_above ? above : below;
+    const Text what = describe_access(store, bytes);
+    const Buffer* nearest = nearest_buffer(address);
     if (address < 4096) {
-        text += address == 0
-                    ? "a null pointer"
-                    : format("%lld bytes past a null pointer", static_cast<long long>(address));
-    } else if (nearest == nullptr) {
-        text += "an address outside of every buffer: none is registered";
-    } else {
-        text += describe_place(*nearest, address) + ", the nearest buffer";
+        fail(Error::kOutOfBounds,
+             format("%s at a null pointer plus %d", what.text, static_cast<int>(address)));
     }
-    fail(Error::kOutOfBounds, text);
+    if (nearest == nullptr) {
+        fail(Error::kOutOfBounds, format("%s, but no buffer is registered", what.text));
+    }
+    fail(Error::kOutOfBounds,
+         format("%s at %s, the nearest buffer", what.text, describe_place(*nearest, address).text));
 }
 
-void check_conflict(const Conflict& conflict, const std::string& what) {
-    if (conflict.kind == Conflict::kNone) return;
+[[noreturn]] void fail_conflict(const Conflict& conflict, bool store, int bytes, const Text& at) {
+    const Text what = describe_access(store, bytes);
     const char* other = conflict.other_stored ? "stores" : "loads";
-    if (conflict.kind == Conflict::kBlocks) {
-        fail(Error::kRace, what + ": another block of this launch " + other + " there");
+    switch (conflict.kind) {
+        case Conflict::kUninitialised:
+            fail(Error::kUninitialised,
+                 format("%s at %s, which nothing has stored to", what.text, at.text));
+        case Conflict::kBlocks:
+            fail(Error::kRace, format("%s at %s: another block of this launch %s there", what.text,
+                                      at.text, other));
+        default:
+            fail(Error::kRace,
+                 format("%s at %s: %s %s there, and nothing orders the two", what.text, at.text,
+                        thread_name(conflict.other_thread).text, other));
     }
-    fail(Error::kRace, what + ": " + thread_name(conflict.other_thread) + " " + other +
-                           " there, and nothing orders the two");
 }
 
 void check_written(Buffer& buffer, uintptr_t address, int bytes, bool store) {
@@ -81,9 +91,8 @@ void check_written(Buffer& buffer, uintptr_t address, int bytes, bool store) {
     if (store) {
         std::fill(written, written + bytes, uint8_t{1});
     } else if (std::find(written, written + bytes, 0) != written + bytes) {
-        fail(Error::kUninitialised, describe_access(store, bytes) +
-                                        describe_place(buffer, address) +
-                                        ", which nothing has stored to");
+        fail_conflict({Conflict::kUninitialised, false, -1}, store, bytes,
+                      describe_place(buffer, address));
     }
 }
 
@@ -148,11 +157,13 @@ void on_global(const void* pointer, int bytes, int alignment, bool store) {
     Buffer* buffer = find_buffer(address, address + static_cast<uintptr_t>(bytes));
     if (current == nullptr || buffer == nullptr) fail_bounds(address, bytes, store);
     if (address % static_cast<uintptr_t>(alignment) != 0) {
-        fail(Error::kUnaligned, describe_access(store, bytes) + describe_place(*buffer, address) +
-                                    format(", which is not a multiple of %d", alignment));
+        fail(Error::kUnaligned, format("%s at %s, whose address is no multiple of %d",
+                                       describe_access(store, bytes).text,
+                                       describe_place(*buffer, address).text, alignment));
     }
     if (store && buffer->read_only) {
-        fail(Error::kReadOnly, describe_access(store, bytes) + describe_place(*buffer, address));
+        fail(Error::kReadOnly, format("%s at %s", describe_access(store, bytes).text,
+                                      describe_place(*buffer, address).text));
     }
     if (!buffer->written.empty()) check_written(*buffer, address, bytes, store);
     if (machine.settings.level < Level::kCounters) return;
@@ -162,7 +173,7 @@ void on_global(const void* pointer, int bytes, int alignment, bool store) {
     const Conflict conflict = buffer->shadow.check(
         address - buffer->begin, static_cast<size_t>(bytes), access_of(*current, store, false));
     if (conflict.kind != Conflict::kNone) {
-        check_conflict(conflict, describe_access(store, bytes) + describe_place(*buffer, address));
+        fail_conflict(conflict, store, bytes, describe_place(*buffer, address));
     }
 }
 
@@ -186,7 +197,7 @@ void* shared_memory(size_t bytes, size_t alignment) {
     if (m.shared_ready) {
         acquire(&m.shared_filled);
         if (bytes != m.shared_bytes) {
-            fail(Error::kBadLaunch, "a kernel declares two objects in shared memory");
+            fail(Error::kBadLaunch, format("a kernel declares two objects in shared memory"));
         }
         return m.shared;
     }
@@ -224,12 +235,12 @@ void on_shared(const void* pointer, int bytes, int alignment, bool store) {
     step(*current);
     if (!m.shared_ready || address < begin ||
         address + static_cast<uintptr_t>(bytes) > begin + m.shared_bytes) {
-        fail(Error::kOutOfBounds, "an array that is not part of the block's shared memory");
+        fail(Error::kOutOfBounds, format("an array that is not part of the block's shared memory"));
     }
     const size_t offset = address - begin;
     if (address % static_cast<uintptr_t>(alignment) != 0) {
         fail(Error::kUnaligned,
-             describe_access(store, bytes) + format("byte %zu of shared memory", offset));
+             format("%s at byte %zu of shared memory", describe_access(store, bytes).text, offset));
     }
     if (m.settings.level < Level::kCounters) return;
     (store ? m.counters->shared_stores : m.counters->shared_loads) += 1;
@@ -237,13 +248,9 @@ void on_shared(const void* pointer, int bytes, int alignment, bool store) {
     if (m.settings.level < Level::kFull) return;
     const Conflict conflict = machine.shared_shadow.check(offset, static_cast<size_t>(bytes),
                                                           access_of(*current, store, true));
-    if (conflict.kind == Conflict::kNone) return;
-    const std::string what =
-        describe_access(store, bytes) + format("byte %zu of shared memory", offset);
-    if (conflict.kind == Conflict::kUninitialised) {
-        fail(Error::kUninitialised, what + ", which nothing has stored to");
+    if (conflict.kind != Conflict::kNone) {
+        fail_conflict(conflict, store, bytes, format("byte %zu of shared memory", offset));
     }
-    check_conflict(conflict, what);
 }
 
 // ---- counters -----------------------------------------------------------------------------------

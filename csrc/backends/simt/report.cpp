@@ -33,12 +33,12 @@ const char* name_of(Operation operation) {
     return kOperations[static_cast<int>(operation)];
 }
 
-std::string wait_of(const Thread& thread) {
+Text wait_of(const Thread& thread) {
     switch (thread.state) {
         case State::kReady:
-            return "can run";
+            return format("can run");
         case State::kFinished:
-            return "finished";
+            return format("finished");
         case State::kAtBarrier:
             return format("wait at sync_block, %s:%d", thread.file, thread.line);
         case State::kAtWarpOperation:
@@ -48,76 +48,94 @@ std::string wait_of(const Thread& thread) {
                   thread.file, thread.line);
 }
 
+// Threads with the same wait.
+struct Waiters {
+    std::string wait;
+    std::string ranges;
+    int count = 0;
+    int last = -2;  // thread
+};
+
+void append_range_end(Waiters& waiters, int first) {
+    if (waiters.last > first) waiters.ranges += "-" + std::to_string(waiters.last);
+}
+
+// Which threads wait where, a line for each kind of wait.
+std::string describe_waits() {
+    std::vector<Waiters> kinds;
+    std::vector<int> first;  // of the current range of each kind
+    for (int i = 0; i < machine.thread_count; ++i) {
+        const std::string wait = wait_of(machine.threads[i]).text;
+        size_t kind = 0;
+        while (kind < kinds.size() && kinds[kind].wait != wait) ++kind;
+        if (kind == kinds.size()) {
+            kinds.emplace_back().wait = wait;
+            first.push_back(i);
+        }
+        Waiters& waiters = kinds[kind];
+        if (waiters.last != i - 1) {
+            append_range_end(waiters, first[kind]);
+            waiters.ranges += (waiters.count == 0 ? "" : ",") + std::to_string(i);
+            first[kind] = i;
+        }
+        waiters.last = i;
+        ++waiters.count;
+    }
+    std::string text;
+    for (size_t kind = 0; kind < kinds.size(); ++kind) {
+        Waiters& waiters = kinds[kind];
+        append_range_end(waiters, first[kind]);
+        if (waiters.ranges.size() > 200) waiters.ranges = waiters.ranges.substr(0, 200) + "...";
+        text += "\n  " + std::to_string(waiters.count) + " threads " + waiters.wait + ": " +
+                waiters.ranges;
+    }
+    return text;
+}
+
 }  // namespace
 
-std::string format(const char* pattern, ...) {
-    char text[1024];
+Text format(const char* pattern, ...) {
+    Text text;
     va_list arguments;
     va_start(arguments, pattern);
-    std::vsnprintf(text, sizeof(text), pattern, arguments);
+    std::vsnprintf(text.text, sizeof(text.text), pattern, arguments);
     va_end(arguments);
     return text;
 }
 
-std::string thread_name(int thread) {
+Text thread_name(int thread) {
     const int width = machine.warp_size;
     if (width == 0) return format("thread %d", thread);
     return format("thread %d (warp %d, lane %d)", thread, thread / width, thread % width);
 }
 
-std::string describe_waits() {
-    std::vector<std::string> waits;
-    std::vector<std::string> members;
-    std::vector<int> counts;
-    for (int i = 0; i < machine.thread_count; ++i) {
-        const std::string wait = wait_of(machine.threads[i]);
-        size_t kind = 0;
-        while (kind < waits.size() && waits[kind] != wait) ++kind;
-        if (kind == waits.size()) {
-            waits.push_back(wait);
-            members.emplace_back();
-            counts.push_back(0);
-        }
-        const bool starts = i == 0 || wait_of(machine.threads[i - 1]) != wait;
-        const bool ends = i + 1 == machine.thread_count || wait_of(machine.threads[i + 1]) != wait;
-        if (starts) members[kind] += (members[kind].empty() ? "" : ",") + std::to_string(i);
-        if (ends && !starts) members[kind] += "-" + std::to_string(i);
-        ++counts[kind];
-    }
-    std::string text;
-    for (size_t kind = 0; kind < waits.size(); ++kind) {
-        if (members[kind].size() > 200) members[kind] = members[kind].substr(0, 200) + "...";
-        text +=
-            format("  %d threads %s: ", counts[kind], waits[kind].c_str()) + members[kind] + "\n";
-    }
-    return text;
-}
-
-void record(Error found, const std::string& text) {
-    const Dim3 b = machine.block;
-    error = found;
-    report = kNames[static_cast<int>(found)] + (" in kernel '" + machine.kernel) + "', block " +
-             format("(%d, %d, %d)", b.x, b.y, b.z);
-    if (current != nullptr) report += ", " + thread_name(current->index);
-    report += ": " + text;
-    while (report.back() == '\n') report.pop_back();
-    machine.failed = true;
-}
-
-void fail(Error found, const std::string& text) {
+void fail(Error found, const Text& finding) {
     if (current == nullptr) {
-        std::fprintf(stderr, "simt emulator: host code touched device memory: %s\n", text.c_str());
+        std::fprintf(stderr, "simt emulator: host code uses device memory: %s\n", finding.text);
         std::abort();
     }
-    record(found, text);
+    machine.failure = found;
+    machine.finding = finding;
+    machine.failed_thread = current->index;
     release(&machine.ended);
-    current->at_rest = false;
     yield();
     std::abort();
 }
 
+void write_report(Error found, const Text& finding, int thread) {
+    const Dim3 b = machine.block;
+    error = found;
+    report = std::string(kNames[static_cast<int>(found)]) + " in kernel '" + machine.kernel +
+             format("', block (%d, %d, %d)", b.x, b.y, b.z).text;
+    if (thread >= 0) report += std::string(", ") + thread_name(thread).text;
+    report += std::string(": ") + finding.text;
+    const bool about_waits = found == Error::kDivergentBarrier ||
+                             found == Error::kDivergentCollective || found == Error::kDeadlock;
+    if (about_waits) report += describe_waits();
+}
+
 void trap() {
-    fail(Error::kTrap, "trap() was called");
+    fail(Error::kTrap, format("trap() was called"));
 }
 
 const char* last_report() {

@@ -107,22 +107,21 @@ void begin_block(Dim3 block) {
 }
 
 // Nothing can run, and not all threads have finished.
-void report_stall() {
+void find_stall() {
     Machine& m = machine;
     int in_warp_operation = 0;
     for (int i = 0; i < m.thread_count; ++i) {
         in_warp_operation += m.threads[i].state == State::kAtWarpOperation;
     }
+    m.failed_thread = -1;
     if (in_warp_operation > 0) {
-        record(Error::kDivergentCollective,
-               format("%d threads wait for lanes of their warp that do not come\n",
-                      in_warp_operation) +
-                   describe_waits());
+        m.failure = Error::kDivergentCollective;
+        m.finding =
+            format("%d threads wait for lanes of their warp that do not come", in_warp_operation);
     } else {
-        record(Error::kDivergentBarrier,
-               format("%d of %d threads wait at sync_block, %d have finished\n", m.at_barrier,
-                      m.thread_count, m.finished) +
-                   describe_waits());
+        m.failure = Error::kDivergentBarrier;
+        m.finding = format("%d of %d threads wait at sync_block, %d have finished", m.at_barrier,
+                           m.thread_count, m.finished);
     }
 }
 
@@ -133,9 +132,8 @@ void pass_barrier() {
     for (int i = 1; i < m.thread_count; ++i) {
         const Thread& thread = m.threads[i];
         if (thread.line != first.line || std::strcmp(thread.file, first.file) != 0) {
-            fail(
-                Error::kDivergentBarrier,
-                "the threads of the block wait at different sync_block calls\n" + describe_waits());
+            fail(Error::kDivergentBarrier,
+                 format("the threads of the block wait at different sync_block calls"));
         }
     }
     if (m.settings.level >= Level::kCounters) count_all_accesses();
@@ -183,9 +181,8 @@ void end_slice(Thread& thread) {
     thread.accesses_left -= used;
     if (thread.accesses_left < 0) {
         fail(Error::kDeadlock,
-             format("%lld accesses without a synchronisation: does it wait for another thread?\n",
-                    static_cast<long long>(machine.settings.access_limit)) +
-                 describe_waits());
+             format("%lld accesses without a synchronisation: does it wait for another thread?",
+                    static_cast<long long>(machine.settings.access_limit)));
     }
     thread.slice = next_slice();
     yield();
@@ -195,20 +192,22 @@ void run_block(Dim3 block) {
     Machine& m = machine;
     begin_block(block);
     release(&m.started);
-    for (int next = pick_thread(); next >= 0 && !m.failed; next = pick_thread()) {
+    for (int next = pick_thread(); next >= 0 && m.failure == Error::kNone; next = pick_thread()) {
         m.last_run = next;
         current = &m.threads[next];
         switch_fiber(m.scheduler, current->fiber);
         current = nullptr;
     }
     acquire(&m.ended);
-    if (!m.failed && m.finished < m.thread_count) report_stall();
-    if (!m.failed && m.settings.level >= Level::kCounters) count_all_accesses();
-    if (m.failed) {
+    if (m.failure == Error::kNone && m.finished < m.thread_count) find_stall();
+    if (m.failure != Error::kNone) {
+        write_report(m.failure, m.finding, m.failed_thread);
         for (int i = 0; i < m.thread_count; ++i) {
             m.threads[i].global_log.clear();
             m.threads[i].shared_log.clear();
         }
+    } else if (m.settings.level >= Level::kCounters) {
+        count_all_accesses();
     }
 }
 

@@ -13,7 +13,7 @@ void check_argument(const Thread& thread, int warp_size) {
     if (thread.argument >= 0 && thread.argument < warp_size) return;
     fail(Error::kBadLane,
          format("lane, mask or delta %d in a warp of %d, called by %s at %s:%d", thread.argument,
-                warp_size, thread_name(thread.index).c_str(), thread.file, thread.line));
+                warp_size, thread_name(thread.index).text, thread.file, thread.line));
 }
 
 // The lane that `lane` reads from.
@@ -40,7 +40,7 @@ void complete(Warp& warp, Thread* lanes, int warp_size) {
     for (int lane = 0; lane < warp_size; ++lane) {
         if (!same_call(lanes[lane], lanes[0])) {
             fail(Error::kDivergentCollective,
-                 "the lanes of a warp wait at different warp operations\n" + describe_waits());
+                 format("the lanes of a warp wait at different warp operations"));
         }
         check_argument(lanes[lane], warp_size);
         values[lane] = lanes[lane].value;
