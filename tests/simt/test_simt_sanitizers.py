@@ -4,6 +4,8 @@ import pytest
 from emulator import BOUNDS, FULL
 from planted_cases import BUGS, SEEDS, TWINS, WARP_SIZES
 
+pytestmark = pytest.mark.slow  # builds the emulator twice more
+
 # Clean kernels besides the twins, whose bugs are outside of what the emulator watches.
 NATIVE_TWINS = ("local_in_bounds", "raw_shared_in_bounds", "shift")
 
