@@ -32,15 +32,17 @@ char* map_stack() {
     return static_cast<char*>(memory) + kPage;
 }
 
-Fiber* entered = nullptr;
 Fiber* scheduler = nullptr;
+// Of the switch in progress.
+Fiber* left = nullptr;
+Fiber* entered = nullptr;
 
 void after_switch([[maybe_unused]] Fiber& resumed) {
 #if DSPARK_SIMT_ASAN
     const void* bottom = nullptr;
     size_t bytes = 0;
     __sanitizer_finish_switch_fiber(resumed.fake_stack, &bottom, &bytes);
-    if (&resumed != scheduler) {
+    if (left == scheduler) {
         scheduler->stack = const_cast<char*>(static_cast<const char*>(bottom));
         scheduler->stack_bytes = bytes;
     }
@@ -125,6 +127,7 @@ void start_fiber(Fiber& fiber, [[maybe_unused]] int index, void (*body)(void*), 
 }
 
 void switch_fiber(Fiber& from, Fiber& to) {
+    left = &from;
     entered = &to;
 #if DSPARK_SIMT_ASAN
     __sanitizer_start_switch_fiber(&from.fake_stack, to.stack, to.stack_bytes);

@@ -41,7 +41,7 @@ void adopt_thread(Fiber& fiber);
 // The next switch to `fiber` calls body(argument), which must not return. Restarting a fiber drops
 // what it was doing. `index` staggers the stacks, which would else compete for the same cache sets.
 void start_fiber(Fiber& fiber, int index, void (*body)(void*), void* argument);
-// `from` is the running fiber. One of the two is the adopted thread.
+// `from` is the running fiber.
 void switch_fiber(Fiber& from, Fiber& to);
 
 // For the thread sanitizer, else nothing: what happens before a release of `object` happens before

@@ -181,7 +181,8 @@ Access access_of(const Thread& thread, bool store, bool shared) {
     Access access;
     access.store = store;
     access.thread = static_cast<uint16_t>(thread.index);
-    access.warp_size = static_cast<uint16_t>(machine.warp_size);
+    access.warp_shift = static_cast<uint16_t>(
+        machine.warp_size == 0 ? 16 : __builtin_ctz(static_cast<unsigned>(machine.warp_size)));
     access.time = thread.time;
     access.barrier = machine.barrier_time;
     access.block = machine.block_time;

@@ -23,16 +23,15 @@ int random_below(int count) {
 // The first ready thread from `from` on, cyclically; -1: none.
 int find_ready(int from) {
     const int words = (machine.thread_count + 63) / 64;
-    const int start = from / 64;
     const uint64_t upper = ~uint64_t{0} << (from % 64);
-    for (int i = 0; i <= words; ++i) {
-        const int word = (start + i) % words;
-        uint64_t bits = machine.ready[word];
-        if (i == 0) bits &= upper;
-        if (i == words) bits &= ~upper;
-        if (bits != 0) return word * 64 + __builtin_ctzll(bits);
+    int word = from / 64;
+    uint64_t bits = machine.ready[word] & upper;
+    for (int looked_at = 0; bits == 0; ++looked_at) {
+        if (looked_at == words) return -1;
+        word = word + 1 == words ? 0 : word + 1;
+        bits = machine.ready[word];
     }
-    return -1;
+    return word * 64 + __builtin_ctzll(bits);
 }
 
 int find_last_ready() {
@@ -67,7 +66,8 @@ int pick_thread() {
         case kBackwards:
             return find_last_ready();
         default:
-            return find_ready((machine.last_run + 1) % machine.thread_count);
+            return find_ready(machine.last_run + 1 == machine.thread_count ? 0
+                                                                           : machine.last_run + 1);
     }
 }
 
@@ -131,7 +131,9 @@ void pass_barrier() {
     const Thread& first = m.threads[0];
     for (int i = 1; i < m.thread_count; ++i) {
         const Thread& thread = m.threads[i];
-        if (thread.line != first.line || std::strcmp(thread.file, first.file) != 0) {
+        const bool same_file =
+            thread.file == first.file || std::strcmp(thread.file, first.file) == 0;
+        if (thread.line != first.line || !same_file) {
             fail(Error::kDivergentBarrier,
                  format("the threads of the block wait at different sync_block calls"));
         }
@@ -173,7 +175,15 @@ void set_waiting(Thread& thread, State state) {
 }
 
 void yield() {
-    switch_fiber(current->fiber, machine.scheduler);
+    Fiber& self = current->fiber;
+    const int next = machine.failure == Error::kNone ? pick_thread() : -1;
+    if (next < 0) {
+        switch_fiber(self, machine.scheduler);
+        return;
+    }
+    machine.last_run = next;
+    current = &machine.threads[next];
+    if (&current->fiber != &self) switch_fiber(self, current->fiber);
 }
 
 void end_slice(Thread& thread) {
@@ -192,12 +202,11 @@ void run_block(Dim3 block) {
     Machine& m = machine;
     begin_block(block);
     release(&m.started);
-    for (int next = pick_thread(); next >= 0 && m.failure == Error::kNone; next = pick_thread()) {
-        m.last_run = next;
-        current = &m.threads[next];
-        switch_fiber(m.scheduler, current->fiber);
-        current = nullptr;
-    }
+    // Threads hand over to each other; the last that can run, or one that fails, returns here.
+    m.last_run = pick_thread();
+    current = &m.threads[m.last_run];
+    switch_fiber(m.scheduler, current->fiber);
+    current = nullptr;
     acquire(&m.ended);
     if (m.failure == Error::kNone && m.finished < m.thread_count) find_stall();
     if (m.failure != Error::kNone) {

@@ -13,15 +13,14 @@ void Shadow::reset(size_t bytes) {
 }
 
 // Whether a touch of the same block is neither by the same thread nor ordered by a barrier.
-bool Shadow::unordered(const Touch& touch, const Access& access) {
+inline bool Shadow::unordered(const Touch& touch, const Access& access) {
     if (touch.time < access.barrier) return false;
-    const int warp_size = access.warp_size == 0 ? 0x10000 : access.warp_size;
-    if (touch.thread / warp_size != access.thread / warp_size) return true;
+    if (touch.thread >> access.warp_shift != access.thread >> access.warp_shift) return true;
     if (touch.time != access.time) return false;
     return touch.thread != access.thread || touch.several != 0;
 }
 
-void Shadow::remember_reader(Cell& cell, const Access& access) {
+inline void Shadow::remember_reader(Cell& cell, const Access& access) {
     if (cell.first_read < access.since) cell.first_read = access.time;
     const Touch now = {access.time, access.thread, 0};
     Touch& last = cell.read;
@@ -30,8 +29,7 @@ void Shadow::remember_reader(Cell& cell, const Access& access) {
         last = now;
         return;
     }
-    const int warp_size = access.warp_size == 0 ? 0x10000 : access.warp_size;
-    if (last.thread / warp_size != access.thread / warp_size) {
+    if (last.thread >> access.warp_shift != access.thread >> access.warp_shift) {
         cell.other_read = last;
         last = now;
     } else if (last.time != access.time) {
@@ -41,7 +39,7 @@ void Shadow::remember_reader(Cell& cell, const Access& access) {
     }
 }
 
-Conflict Shadow::touch(Cell& cell, const Access& access) {
+inline Conflict Shadow::touch(Cell& cell, const Access& access) {
     const Touch written = cell.write;
     if (access.must_be_written && !access.store && written.time < access.since) {
         return {Conflict::kUninitialised, false, -1};
@@ -75,6 +73,9 @@ void Shadow::split(size_t word) {
 }
 
 Conflict Shadow::check(size_t offset, size_t bytes, const Access& access) {
+    if (bytes == 4 && offset % 4 == 0 && split_[offset / 4] == 0) {
+        return touch(cells_[0][offset / 4], access);
+    }
     const size_t end = offset + bytes;
     while (offset < end) {
         const size_t word = offset / 4;

@@ -13,7 +13,7 @@ namespace dspark::emulator {
 struct Access {
     bool store;
     uint16_t thread;
-    uint16_t warp_size;
+    uint16_t warp_shift;  // a thread is in warp `thread >> warp_shift`
     uint32_t time;
     uint32_t barrier;      // time of the last sync_block, or of the start of the block
     uint32_t block;        // time at which the block started

@@ -6,7 +6,8 @@ namespace dspark::emulator {
 namespace {
 
 bool same_call(const Thread& a, const Thread& b) {
-    return a.operation == b.operation && a.line == b.line && std::strcmp(a.file, b.file) == 0;
+    const bool same_file = a.file == b.file || std::strcmp(a.file, b.file) == 0;
+    return a.operation == b.operation && a.line == b.line && same_file;
 }
 
 void check_argument(const Thread& thread, int warp_size) {
