@@ -7,11 +7,11 @@ import pytest
 from emulator import SELFTEST, Emulator, build, find_program
 
 
-def selftest_folder(sanitize="none", options=()):
+def selftest_folder(variant="none"):
     for program in ("cmake", "c++"):
         if find_program(program) is None:
             pytest.skip(f"building the emulator needs {program}")
-    return build(SELFTEST, sanitize, options)
+    return build(SELFTEST, variant)
 
 
 class Selftest:
@@ -46,6 +46,16 @@ def address_selftest():
 @pytest.fixture(scope="session")
 def thread_selftest():
     return Selftest(selftest_folder("thread"))
+
+
+@pytest.fixture(scope="session")
+def paths_selftest():
+    return Selftest(selftest_folder("paths"))
+
+
+@pytest.fixture(scope="session")
+def ucontext_selftest():
+    return Selftest(selftest_folder("ucontext"))
 
 
 @pytest.fixture

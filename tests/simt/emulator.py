@@ -36,17 +36,25 @@ def run_quietly(command):
         raise RuntimeError(f"{' '.join(command)}\n{done.stdout[-4000:]}{done.stderr[-4000:]}")
 
 
-def build(project, sanitize="none", options=()):
-    """Builds `project` (KERNELS or SELFTEST), with a sanitizer or without; returns the folder."""
+def build(project, variant="none"):
+    """Builds `project` (KERNELS or SELFTEST); returns the folder.
+
+    Variants: none, address or thread (sanitizers), paths (DSPARK_SIMT_CALL_PATHS), ucontext.
+    """
     name, source = project
-    folder = ROOT / "build" / f"simt-{name}-{sanitize}"
+    folder = ROOT / "build" / f"simt-{name}-{variant}"
+    options = {
+        "paths": "-DDSPARK_SIMT_CALL_PATHS=ON",
+        "ucontext": "-DDSPARK_SIMT_UCONTEXT=ON",
+    }
     cmake = find_program("cmake")
     if cmake is None:
         raise RuntimeError("cmake not found: pip install cmake")
-    command = [cmake, "-S", str(ROOT / source), "-B", str(folder), f"-DSANITIZE={sanitize}"]
+    option = options.get(variant, f"-DSANITIZE={variant}")
+    command = [cmake, "-S", str(ROOT / source), "-B", str(folder), option]
     if not (folder / "CMakeCache.txt").is_file() and find_program("ninja"):
         command += ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={find_program('ninja')}"]
-    run_quietly([*command, *options])
+    run_quietly(command)
     run_quietly([cmake, "--build", str(folder), "--parallel", "2"])
     return folder
 

@@ -57,6 +57,7 @@ TWINS = (
     "blocks_store_apart",
     "warp_sum",
     "one_operation",
+    "one_call",
     "no_lane_leaves",
     "no_thread_leaves",
     "one_barrier",

@@ -36,6 +36,20 @@ void two_operations(CountArgs args) {
     args.out[thread_idx()] = count;
 }
 
+// The two halves of each warp call the same function from two places.
+template <int W, bool kDiverge>
+DSPARK_KERNEL(kThreads)
+void two_calls(CountArgs args) {
+    check_warp_size<W>();
+    int sum = 0;
+    if (!kDiverge || lane_index<W>() < W / 2) {
+        sum = warp_sum<W>(1);
+    } else {
+        sum = warp_sum<W>(1);
+    }
+    args.out[thread_idx()] = sum;
+}
+
 // Lane `kLeaves` of each warp returns before the others exchange values.
 template <int W, int kLeaves>
 DSPARK_KERNEL(kThreads)
@@ -150,6 +164,8 @@ DSPARK_PLANTED(HalfWarpSum, "half_warp_sum", (sum_part_of_warp<W, W / 2>))
 DSPARK_PLANTED(WarpSum, "warp_sum", (sum_part_of_warp<W, W>))
 DSPARK_PLANTED(TwoOperations, "two_operations", (two_operations<W, true>))
 DSPARK_PLANTED(OneOperation, "one_operation", (two_operations<W, false>))
+DSPARK_PLANTED(TwoCalls, "two_calls", (two_calls<W, true>))
+DSPARK_PLANTED(OneCall, "one_call", (two_calls<W, false>))
 DSPARK_PLANTED(LaneLeaves, "lane_leaves", (leave_before_shuffle<W, 1>))
 DSPARK_PLANTED(NoLaneLeaves, "no_lane_leaves", (leave_before_shuffle<W, W>))
 DSPARK_PLANTED(ThreadsLeave, "threads_leave", (leave_before_barrier<W, 128>))
@@ -169,6 +185,7 @@ DSPARK_PLANTED(Trap, "trap", trap_in_one_thread<W>)
 std::vector<Case> divergence_cases() {
     return {make_case<HalfWarpSum>(),    make_case<WarpSum>(),
             make_case<TwoOperations>(),  make_case<OneOperation>(),
+            make_case<TwoCalls>(),       make_case<OneCall>(),
             make_case<LaneLeaves>(),     make_case<NoLaneLeaves>(),
             make_case<ThreadsLeave>(),   make_case<NoThreadLeaves>(),
             make_case<TwoBarriers>(),    make_case<OneBarrier>(),

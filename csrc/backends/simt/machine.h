@@ -26,7 +26,8 @@ struct Thread {
     Operation operation = Operation::kSync;
     const char* file = nullptr;
     int line = 0;
-    uint64_t value = 0;  // in: the operand, out: the result
+    uint64_t call_path = 0;  // 0 where paths are not told apart
+    uint64_t value = 0;      // in: the operand, out: the result
     int argument = 0;
 
     uint32_t time = 0;          // of its last synchronisation
@@ -117,6 +118,9 @@ void write_report(Error error, const Text& finding, int thread);
 void run_block(Dim3 block);
 // Gives the processor to another thread; returns when this one is chosen again.
 void yield();
+// Notes where a thread waits; `frame` is that of the entry point it called.
+void set_place(Thread& thread, const char* file, int line, const void* frame);
+bool same_place(const Thread& a, const Thread& b);
 void set_ready(Thread& thread);
 void set_waiting(Thread& thread, State state);
 uint64_t next_random();

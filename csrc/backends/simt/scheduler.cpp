@@ -130,10 +130,7 @@ void pass_barrier() {
     Machine& m = machine;
     const Thread& first = m.threads[0];
     for (int i = 1; i < m.thread_count; ++i) {
-        const Thread& thread = m.threads[i];
-        const bool same_file =
-            thread.file == first.file || std::strcmp(thread.file, first.file) == 0;
-        if (thread.line != first.line || !same_file) {
+        if (!same_place(m.threads[i], first)) {
             fail(Error::kDivergentBarrier,
                  format("the threads of the block wait at different sync_block calls"));
         }
@@ -162,6 +159,28 @@ uint64_t next_random() {
 
 int64_t next_slice() {
     return machine.policy == kAnyThread ? static_cast<int64_t>(next_random() % 64) : kLongSlice;
+}
+
+void set_place(Thread& thread, const char* file, int line, [[maybe_unused]] const void* frame) {
+    thread.file = file;
+    thread.line = line;
+#if DSPARK_SIMT_CALL_PATHS
+    // Each frame begins with the address of its caller's frame and the address to return to.
+    const char* stack = thread.fiber.stack;
+    thread.call_path = 0;
+    const char* at = static_cast<const char*>(frame);
+    while (at >= stack && at + 16 <= stack + thread.fiber.stack_bytes) {
+        uint64_t words[2];
+        std::memcpy(words, at, sizeof(words));
+        thread.call_path = (thread.call_path ^ words[1]) * 0x100000001B3ull;
+        at = reinterpret_cast<const char*>(words[0]);
+    }
+#endif
+}
+
+bool same_place(const Thread& a, const Thread& b) {
+    const bool same_file = a.file == b.file || std::strcmp(a.file, b.file) == 0;
+    return same_file && a.line == b.line && a.call_path == b.call_path;
 }
 
 void set_ready(Thread& thread) {
@@ -222,8 +241,7 @@ void run_block(Dim3 block) {
 
 void block_barrier(const char* file, int line) {
     Thread& thread = *current;
-    thread.file = file;
-    thread.line = line;
+    set_place(thread, file, line, __builtin_frame_address(0));
     char* passed = &machine.barrier_passed[machine.barriers % 2];
     release(passed);
     set_waiting(thread, State::kAtBarrier);

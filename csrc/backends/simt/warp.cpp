@@ -1,13 +1,10 @@
-#include <cstring>
-
 #include "backends/simt/machine.h"
 
 namespace dspark::emulator {
 namespace {
 
 bool same_call(const Thread& a, const Thread& b) {
-    const bool same_file = a.file == b.file || std::strcmp(a.file, b.file) == 0;
-    return a.operation == b.operation && a.line == b.line && same_file;
+    return a.operation == b.operation && same_place(a, b);
 }
 
 void check_argument(const Thread& thread, int warp_size) {
@@ -87,8 +84,7 @@ uint64_t warp_operation(Operation operation, int warp_size, uint64_t value, int 
     thread.operation = operation;
     thread.value = value;
     thread.argument = argument;
-    thread.file = file;
-    thread.line = line;
+    set_place(thread, file, line, __builtin_frame_address(0));
     const int index = thread.index / warp_size;
     Warp& warp = machine.warps[index];
     char* passed = &warp.passed[warp.syncs % 2];

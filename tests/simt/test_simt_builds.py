@@ -1,10 +1,13 @@
-"""The planted kernels under the sanitizers, which see what the emulator does not watch."""
+"""The planted kernels in the other builds of the emulator.
+
+The sanitizers see what the emulator itself does not watch.
+"""
 
 import pytest
 from emulator import BOUNDS, FULL
-from planted_cases import BUGS, SEEDS, TWINS, WARP_SIZES
+from planted_cases import BUGS, DIVERGENT_COLLECTIVE, SEEDS, TWINS, WARP_SIZES
 
-pytestmark = pytest.mark.slow  # builds the emulator twice more
+pytestmark = pytest.mark.slow  # builds the emulator four times more
 
 # Clean kernels besides the twins, whose bugs are outside of what the emulator watches.
 NATIVE_TWINS = ("local_in_bounds", "raw_shared_in_bounds", "shift")
@@ -52,3 +55,22 @@ def test_thread_finds_race(thread_selftest, case, warp_size):
     done = thread_selftest.start(BOUNDS, warp_size, [0], case)
     assert "WARNING: ThreadSanitizer: data race" in done.stderr, done.stderr[-4000:]
     assert "planted_synchronisation.cpp" in done.stderr
+
+
+@pytest.mark.parametrize("warp_size", WARP_SIZES)
+def test_call_paths_tell_calls_apart(paths_selftest, warp_size):
+    for outcome in paths_selftest.run(FULL, warp_size, SEEDS[:3], "two_calls"):
+        assert outcome["code"] == DIVERGENT_COLLECTIVE, outcome
+    for outcome in paths_selftest.run(FULL, warp_size, SEEDS[:3], *TWINS):
+        assert outcome["code"] == 0 and outcome["correct"], outcome
+
+
+def test_call_paths_find_all_bugs(paths_selftest):
+    for outcome in paths_selftest.run(FULL, 32, SEEDS[:2], *BUGS):
+        assert outcome["code"] == BUGS[outcome["case"]][0], outcome
+
+
+@pytest.mark.parametrize("warp_size", WARP_SIZES)
+def test_fibers_of_other_machines(ucontext_selftest, warp_size):
+    for outcome in ucontext_selftest.run(FULL, warp_size, SEEDS[:3], *BUGS, *TWINS):
+        assert outcome["code"] == BUGS.get(outcome["case"], (0,))[0], outcome
