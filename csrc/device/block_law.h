@@ -114,7 +114,8 @@ DSPARK_DEVICE int block_draw_in_tile(const LaneEntries& weights, int count, doub
 // A draw among the tiles of shared.totals, which the block has filled (no sync_block needed in
 // between). weights(t) reads tile t and returns this thread's weights. -1 if there is no mass.
 template <int W, class Weights>
-DSPARK_DEVICE int64_t block_draw(int32_t vocab, double u, DrawShared<W>& shared, Weights weights) {
+DSPARK_DEVICE int64_t block_draw(int32_t vocab, double u, DrawShared<W>& shared,
+                                 const Weights& weights) {
     sync_block();
     if (thread_idx() == 0) {
         const int tiles = num_tiles(vocab);
@@ -136,6 +137,17 @@ DSPARK_DEVICE int64_t block_draw(int32_t vocab, double u, DrawShared<W>& shared,
     return static_cast<int64_t>(tile) * kTile + entry;
 }
 
+// What a law keeps of a tile, for block_draw. (A struct and not a lambda, because only functions
+// that are sure to be inlined keep what they refer to in registers.)
+struct KeptWeights {
+    const Law& law;
+    TileStage& stage;
+
+    DSPARK_DEVICE LaneEntries operator()(int tile) const {
+        return kept_weights(law, tile, read_tile(row_of(law), tile, stage));
+    }
+};
+
 // A draw from the law; 0 if it is empty, the argmax if it is greedy.
 template <int W>
 DSPARK_DEVICE int64_t block_draw_law(const Law& law, double u, DrawShared<W>& shared) {
@@ -144,9 +156,7 @@ DSPARK_DEVICE int64_t block_draw_law(const Law& law, double u, DrawShared<W>& sh
     for (int t = thread_idx(); t < num_tiles(law.vocab); t += kThreads) {
         shared.totals[t] = tile_mass(law.tile_sum[t], law.tile_scale[t]);
     }
-    return block_draw<W>(law.vocab, u, shared, [&](int t) {
-        return kept_weights(law, t, read_tile(row_of(law), t, shared.stage));
-    });
+    return block_draw<W>(law.vocab, u, shared, KeptWeights{law, shared.stage});
 }
 
 }  // namespace dspark::DSPARK_ISA

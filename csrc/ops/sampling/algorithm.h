@@ -82,21 +82,21 @@ DSPARK_DEVICE Ending block_accept(Candidates candidates, const Prefix& prefix, D
 
 // ---- the token after the accepted drafts --------------------------------------------------------
 
-// drawer.from_residual(u) draws from the residual that the ending names, -1 if it has no mass;
-// drawer.from_law(u) from the target law.
+// drawer.use_residual() makes the residual that the ending names what is drawn from, unless it has
+// no mass: then it returns false; drawer.use_law() does so with the target law.
 template <class Laws, class Drawer>
 DSPARK_DEVICE int64_t final_token(const Request<Laws>& request, const Law& law,
                                   const Ending& ending, Drawer& drawer, int32_t* status) {
     *status = (law.has_nan ? kNanRow : 0) | (law.is_empty ? kEmptyRow : 0);
     if (!ending.has_proposal) *status |= ending.status;
     if (law.is_empty || law.is_greedy) return law.argmax;
-    const double u = request.final_draw(ending.accepted);
-    if (ending.has_proposal) {
-        const int64_t id = drawer.from_residual(u);
-        if (id >= 0) return id;
+    if (!ending.has_proposal) {
+        drawer.use_law();
+    } else if (!drawer.use_residual()) {
         *status |= kZeroResidual;
+        drawer.use_law();
     }
-    return drawer.from_law(u);
+    return drawer.draw(request.final_draw(ending.accepted));
 }
 
 // Everything a request returns but the log-probabilities.

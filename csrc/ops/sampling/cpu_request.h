@@ -86,16 +86,20 @@ class RequestVerifier {
         }
     }
 
-    // The draws that final_token asks for.
-    int64_t from_residual(double u) {
+    // What final_token asks for.
+    bool use_residual() {
         const int i = ending_.accepted;
-        const Slot slot = request_.slot(i);
         const Law& law = request_.target_law(i);
-        if (residual_row_ != i) residual(law, ending_.prefix, slot.proposal, workspace_);
-        return draw_residual(law, ending_.prefix, slot.proposal, u, workspace_);
+        proposal_ = request_.proposal(i);
+        draws_residual_ = true;
+        if (residual_row_ != i) residual(law, ending_.prefix, proposal_, workspace_);
+        return add_totals(law, workspace_.totals) > 0.0;
     }
-    int64_t from_law(double u) {
-        return draw(request_.target_law(ending_.accepted), u, workspace_);
+    void use_law() { draws_residual_ = false; }
+    int64_t draw(double u) {
+        const Law& law = request_.target_law(ending_.accepted);
+        if (!draws_residual_) return DSPARK_ISA::draw(law, u, workspace_);
+        return draw_residual(law, ending_.prefix, proposal_, u, workspace_);
     }
 
   private:
@@ -138,6 +142,8 @@ class RequestVerifier {
     LazyLaws laws_;
     Request<LazyLaws> request_;
     Ending ending_ = {};
+    Proposal proposal_ = {};
+    bool draws_residual_ = false;
     int residual_row_ = -1;  // the row whose residual totals the workspace holds
 };
 

@@ -96,7 +96,7 @@ inline double residual(const Law& law, double a, const Proposal& proposal, Works
     return add_totals(law, workspace.totals);
 }
 
-// A draw from the residual whose totals the workspace holds; -1 if its mass is 0.
+// A draw from the residual whose totals the workspace holds.
 inline int64_t draw_residual(const Law& law, double a, const Proposal& proposal, double u,
                              Workspace& workspace) {
     return draw_tiles(law, u, workspace, [&](int t) {

@@ -81,7 +81,7 @@ struct PlainRows {
     }
 };
 
-// The law of row r before anything but its temperature is known.
+// The law of row r as far as its temperature determines it.
 DSPARK_DEVICE Law new_law(const LawScratch& scratch, int64_t r, const RowJob& job) {
     Law law = {};
     law.row = job.data;
@@ -142,9 +142,8 @@ void row_statistics_kernel(Rows rows) {
     const bool has_nan = block_any<W>(extremes.has_nan, shared.has_nan);
     const LaneEntries entries = lane_entries<ReadLogit>(shared.stage, shift, count);
 
-    const Law law = new_law(scratch, r, job);
     float sum = 0.0f;
-    if (law.is_greedy) {
+    if (job.temperature == 0.0f) {
         int32_t first = INT32_MAX;
         for (int c = kEntriesPerThread - 1; c >= 0; --c) {
             if (entries.x[c] == maximum) first = tile * kTile + entry_index(c);
@@ -152,14 +151,13 @@ void row_statistics_kernel(Rows rows) {
         first = block_min<W>(first, shared.first);
         if (thread_idx() == 0) scratch.tile_first[at] = first;
     } else if (maximum > -kInfinity) {
-        const LaneEntries weights = all_weights(entries, maximum, law.scale);
+        const LaneEntries weights = all_weights(entries, maximum, exponent_scale(job.temperature));
         sum = halving_tree<W>(lane_sum(weights), shared.sums);
     }
     if (thread_idx() != 0) return;
     scratch.tile_max[at] = maximum;
     scratch.tile_sum[at] = sum;
     scratch.tile_nan[at] = has_nan ? 1 : 0;
-    if (tile == 0) scratch.laws[r] = law;
 }
 
 }  // namespace dspark::DSPARK_ISA::sampling

@@ -71,8 +71,8 @@ DSPARK_DEVICE void finish_request_laws(const VerifyRows& rows, int64_t b) {
         const int64_t r = i < targets ? laws.target_index(b, i) : laws.draft_index(b, i - targets);
         RowJob job;
         if (!rows.find(r, &job)) continue;
-        const Law law = warp_finish_law<W>(args.scratch.laws[r], tile_statistics(args.scratch, r));
-        sync_warp<W>();  // all lanes have read it
+        const Law law =
+            warp_finish_law<W>(new_law(args.scratch, r, job), tile_statistics(args.scratch, r));
         if (lane_index<W>() == 0) args.scratch.laws[r] = law;
     }
 }

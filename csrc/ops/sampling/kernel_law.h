@@ -14,8 +14,7 @@ void finish_laws_kernel(Rows rows) {
     RowJob job;
     if (r >= rows.size() || !rows.find(r, &job)) return;
     const LawScratch& scratch = rows.scratch();
-    const Law law = warp_finish_law<W>(scratch.laws[r], tile_statistics(scratch, r));
-    sync_warp<W>();  // all lanes have read it
+    const Law law = warp_finish_law<W>(new_law(scratch, r, job), tile_statistics(scratch, r));
     if (lane_index<W>() == 0) scratch.laws[r] = law;
 }
 

@@ -79,6 +79,7 @@ template <int W>
 struct FinaliseShared {
     DrawShared<W> draw;
     LaneSums sums;
+    BlockReduceScratch<W, uint32_t> has_mass;
     SharedArray<double, kMaxDeviceDrafts> mass;
     SharedArray<double, kMaxDeviceDrafts> prefix;
     SharedArray<double, kMaxDeviceDrafts> accept;
@@ -121,63 +122,95 @@ DSPARK_DEVICE Ending find_ending(const VerifyArgs& args, int64_t b, const Decisi
     return {shared.ending[0], shared.ending[1] != 0, shared.ending[2], shared.ending_prefix[0]};
 }
 
-// The draws that final_token asks for, by the whole block; every thread returns the id.
+// The three things that a final token is drawn from, tile by tile.
+template <int W>
+struct FinalWeights {
+    enum class Source { kLaw, kLawWithoutId, kResidual };
+
+    const Law& law;
+    const Proposal& proposal;
+    double prefix;
+    Source source;
+    TileStage& stage;
+
+    DSPARK_DEVICE LaneEntries operator()(int tile) const {
+        if (source == Source::kResidual) {
+            return residual_entries<W>(law, prefix, proposal, tile, stage);
+        }
+        LaneEntries entries = read_tile(row_of(law), tile, stage);
+        const int64_t excluded = source == Source::kLaw ? -1 : proposal.id;
+        for (int c = 0; c < kEntriesPerThread; ++c) {
+            const int64_t id = static_cast<int64_t>(tile) * kTile + entry_index(c);
+            if (id == excluded) entries.x[c] = -kInfinity;
+        }
+        return kept_weights(law, tile, entries);
+    }
+};
+
+// What final_token asks for, by the whole block.
 template <int W>
 class BlockDrawer {
+    using Source = typename FinalWeights<W>::Source;
+
   public:
     DSPARK_DEVICE BlockDrawer(const VerifyArgs& args, int64_t b, const Law& law,
                               const Proposal& proposal, const Ending& ending,
                               FinaliseShared<W>& shared)
-        : args_(args), b_(b), law_(law), proposal_(proposal), ending_(ending), shared_(shared) {}
+        : args_(args),
+          slot_(b * args.num_drafts + ending.accepted),
+          weights_{law, proposal, ending.prefix, Source::kLaw, shared.draw.stage},
+          shared_(shared) {}
 
-    DSPARK_DEVICE int64_t from_law(double u) { return block_draw_law<W>(law_, u, shared_.draw); }
-
-    DSPARK_DEVICE int64_t from_residual(double u) {
-        if (proposal_.kind == Proposal::Kind::kOneHot) return from_rest(u);
-        const int64_t slot = b_ * args_.num_drafts + ending_.accepted;
-        const int64_t begin = slot * args_.scratch.tiles;
-        for (int t = thread_idx(); t < num_tiles(law_.vocab); t += kThreads) {
-            shared_.draw.totals[t] = args_.residual_totals[begin + t];
+    DSPARK_DEVICE bool use_residual() {
+        const bool is_one_hot = weights_.proposal.kind == Proposal::Kind::kOneHot;
+        weights_.source = is_one_hot ? Source::kLawWithoutId : Source::kResidual;
+        if (is_one_hot) {
+            place_law_totals();
+            replace_tile(static_cast<int>(weights_.proposal.id / kTile));
+        } else {
+            const int64_t begin = slot_ * args_.scratch.tiles;
+            for (int t = thread_idx(); t < num_tiles(weights_.law.vocab); t += kThreads) {
+                shared_.draw.totals[t] = args_.residual_totals[begin + t];
+            }
         }
-        return block_draw<W>(law_.vocab, u, shared_.draw, [&](int t) {
-            return residual_entries<W>(law_, ending_.prefix, proposal_, t, shared_.draw.stage);
-        });
+        sync_block();
+        bool has_mass = false;
+        for (int t = thread_idx(); t < num_tiles(weights_.law.vocab); t += kThreads) {
+            has_mass = has_mass || shared_.draw.totals[t] > 0.0;
+        }
+        return block_any<W>(has_mass, shared_.has_mass);
+    }
+
+    DSPARK_DEVICE void use_law() {
+        weights_.source = Source::kLaw;
+        place_law_totals();
+    }
+
+    DSPARK_DEVICE int64_t draw(double u) {
+        return block_draw<W>(weights_.law.vocab, u, shared_.draw, weights_);
     }
 
   private:
-    // The law's weights in a tile without the drafted id.
-    DSPARK_DEVICE LaneEntries weights_without(int tile) {
-        LaneEntries entries = read_tile(row_of(law_), tile, shared_.draw.stage);
-        for (int c = 0; c < kEntriesPerThread; ++c) {
-            const int64_t id = static_cast<int64_t>(tile) * kTile + entry_index(c);
-            if (id == proposal_.id) entries.x[c] = -kInfinity;
+    DSPARK_DEVICE void place_law_totals() {
+        const Law& law = weights_.law;
+        for (int t = thread_idx(); t < num_tiles(law.vocab); t += kThreads) {
+            shared_.draw.totals[t] = tile_mass(law.tile_sum[t], law.tile_scale[t]);
         }
-        return kept_weights(law_, tile, entries);
     }
 
-    // Residual over a one-hot: the law without the id, at the law's own scale.
-    DSPARK_DEVICE int64_t from_rest(double u) {
-        const int tile = static_cast<int>(proposal_.id / kTile);
-        float sum = 0.0f;
-        if (law_.tile_max[tile] > -kInfinity) {
-            sum = halving_tree<W>(lane_sum(weights_without(tile)), shared_.sums);
-        }
-        for (int t = thread_idx(); t < num_tiles(law_.vocab); t += kThreads) {
-            const float tile_sum = t == tile ? sum : static_cast<float>(law_.tile_sum[t]);
-            if (t != tile) shared_.draw.totals[t] = tile_mass(tile_sum, law_.tile_scale[t]);
-        }
+    // The total of the tile that lacks the drafted id, at the law's own scale.
+    DSPARK_DEVICE void replace_tile(int tile) {
+        const Law& law = weights_.law;
+        if (!(law.tile_max[tile] > -kInfinity)) return;
+        const float sum = halving_tree<W>(lane_sum(weights_(tile)), shared_.sums);
         if (thread_idx() == 0) {
-            shared_.draw.totals[tile] = tile_mass(sum, law_.tile_scale[tile]);
+            shared_.draw.totals[tile] = tile_mass(sum, law.tile_scale[tile]);
         }
-        return block_draw<W>(law_.vocab, u, shared_.draw,
-                             [&](int t) { return weights_without(t); });
     }
 
     const VerifyArgs& args_;
-    const int64_t b_;
-    const Law& law_;
-    const Proposal& proposal_;
-    const Ending& ending_;
+    const int64_t slot_;
+    FinalWeights<W> weights_;
     FinaliseShared<W>& shared_;
 };
 
