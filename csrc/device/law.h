@@ -15,10 +15,11 @@ struct Law {
     Global<const void> row;
     FloatType dtype;
     int32_t vocab;
-    bool is_ready;
-    bool is_greedy;
-    bool has_nan;
-    bool is_empty;              // nothing above -inf
+    // Flags, of 4 bytes each so that a device never loads two of them from an odd address.
+    int32_t is_ready;
+    int32_t is_greedy;
+    int32_t has_nan;
+    int32_t is_empty;           // nothing above -inf
     float scale;                // c; not for greedy
     float maximum;              // M
     int32_t argmax;             // greedy only
