@@ -46,6 +46,21 @@ void shared_pattern(PatternArgs args) {
     args.to[t] = static_cast<float>(shared.tile[t * kStep]);
 }
 
+// By 16 bytes.
+template <int W>
+DSPARK_KERNEL(kThreads)
+void shared_by_four(PatternArgs args) {
+    using Shared = PatternShared<float, kThreads * 4>;
+    check_warp_size<W>();
+    DSPARK_SHARED(Shared, shared);
+    const int t = thread_idx();
+    shared.tile.store4(4 * t, 1.0f, 2.0f, 3.0f, 4.0f);
+    sync_block();
+    float a, b, c, d;
+    shared.tile.load4(4 * (kThreads - 1 - t), a, b, c, d);
+    args.to[t] = a + b + c + d;
+}
+
 template <int W>
 DSPARK_KERNEL(kThreads)
 void shared_broadcast(PatternArgs args) {
@@ -88,14 +103,15 @@ DSPARK_PATTERN(SharedInOrder, "shared_in_order", (shared_pattern<W, float, 1>))
 DSPARK_PATTERN(SharedStrided, "shared_strided", (shared_pattern<W, float, kStride>))
 DSPARK_PATTERN(SharedDoubles, "shared_doubles", (shared_pattern<W, double, 1>))
 DSPARK_PATTERN(SharedBytes, "shared_bytes", (shared_pattern<W, uint8_t, 1>))
+DSPARK_PATTERN(SharedByFour, "shared_by_four", shared_by_four<W>)
 DSPARK_PATTERN(SharedBroadcast, "shared_broadcast", shared_broadcast<W>)
 
 }  // namespace
 
 std::vector<Case> counting_cases() {
-    return {make_case<Coalesced>(),     make_case<Strided>(),        make_case<By16>(),
-            make_case<SharedInOrder>(), make_case<SharedStrided>(),  make_case<SharedDoubles>(),
-            make_case<SharedBytes>(),   make_case<SharedBroadcast>()};
+    return {make_case<Coalesced>(),     make_case<Strided>(),       make_case<By16>(),
+            make_case<SharedInOrder>(), make_case<SharedStrided>(), make_case<SharedDoubles>(),
+            make_case<SharedBytes>(),   make_case<SharedByFour>(),  make_case<SharedBroadcast>()};
 }
 
 }  // namespace dspark::planted

@@ -69,6 +69,7 @@ TWINS = (
     "written_shared",
     "written_workspace",
     "collectives",
+    "vocabulary",
 )
 
 # Races and reads of uninitialised shared memory are looked for at the full level only.

@@ -84,6 +84,12 @@ def test_shared_bytes_of_one_word(count, warp_size):
     assert shared(count("shared_bytes")) == passes(warp_size, 32, 1)
 
 
+def test_shared_16_bytes_take_four_phases(count, warp_size):
+    counters = count("shared_by_four")
+    assert shared(counters) == passes(warp_size, 8, 1)
+    assert counters["shared_warp_accesses"] == 2 * THREADS // warp_size
+
+
 def test_shared_broadcast(count, warp_size):
     counters = count("shared_broadcast")
     assert shared(counters) == [THREADS // min(warp_size, 32) + 1, 0, 1]
