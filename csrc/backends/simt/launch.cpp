@@ -1,3 +1,4 @@
+// Settings, and a launch from its first block to its last.
 #include <numeric>
 
 #include "backends/simt/machine.h"

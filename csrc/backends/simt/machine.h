@@ -126,17 +126,14 @@ void set_waiting(Thread& thread, State state);
 uint64_t next_random();
 int64_t next_slice();
 
-// ---- memory.cpp, shared.cpp
-// Common to the accesses of a kernel: interrupts the thread now and then.
-inline void step(Thread& thread);
-void end_slice(Thread& thread);
-Access access_of(const Thread& thread, bool store, bool shared);
-void begin_launch_shadows();
+// ---- results.cpp
 Counters& counters_of(const std::string& kernel);
-// Counts and forgets the accesses of the warp that starts with thread `first`.
+// Count and forget the accesses of the warp that starts with thread `first`, or of all warps.
 void count_accesses(int first, int lanes);
 void count_all_accesses();
 
+// Before each access of a kernel: interrupts the thread now and then.
+void end_slice(Thread& thread);
 inline void step(Thread& thread) {
     if (--thread.slice < 0) end_slice(thread);
 }

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "backends/simt/machine.h"
 #include "backends/simt/shadow.h"
 
 namespace dspark::emulator {
@@ -25,5 +26,13 @@ struct Buffer {
 
 // Forgets all touches of memory, so that time may start again.
 void reset_shadows();
+
+// ---- access.cpp
+Access access_of(const Thread& thread, bool store, bool shared);
+Text describe_access(bool store, int bytes);
+[[noreturn]] void fail_conflict(const Conflict& conflict, bool store, int bytes, const Text& at);
+
+// ---- results.cpp
+BufferCounters& counters_of_buffer(const std::string& name);
 
 }  // namespace dspark::emulator

@@ -1,3 +1,4 @@
+// Findings and their text.
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>

@@ -1,3 +1,4 @@
+// The threads of a block: which runs next, barriers, the end of a block.
 #include <cstring>
 
 #include "backends/simt/machine.h"

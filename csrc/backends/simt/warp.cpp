@@ -1,3 +1,4 @@
+// Warp operations: each completes when all lanes of the warp have reached it.
 #include "backends/simt/machine.h"
 
 namespace dspark::emulator {
