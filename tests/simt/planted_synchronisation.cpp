@@ -91,12 +91,12 @@ void reverse_in_device_memory(ReverseArgs args) {
 }
 
 // Every block writes the same place, or its own.
-template <int W, bool kOwn>
+template <int W, bool kApart>
 DSPARK_KERNEL(kThreads)
 void store_from_blocks(ReverseArgs args) {
     check_warp_size<W>();
     const int block = block_idx().x;
-    args.out[(kOwn ? block * kThreads : 0) + thread_idx()] = kThreads - 1 - thread_idx();
+    args.out[(kApart ? block * kThreads : 0) + thread_idx()] = kThreads - 1 - thread_idx();
 }
 
 // Block 0 reads what block 1 writes.
