@@ -17,18 +17,57 @@ FAST_MATH = re.compile(
 )
 
 
+BACKEND_FILE = re.compile(r"^(cpu|op)\b|^checks\.h$|^cpu_")  # of one backend, or host code
+
+
 def portable_headers():
-    """csrc/device and the headers of every op folder that state an algorithm, not a backend."""
+    """csrc/device and what the op folders hold for every backend, launch sequences included."""
     names = [p for p in code_files("csrc/device") if p.name != "backend.h"]
     for family in FAMILIES:
-        for name in ("args.h", "algorithm.h"):
-            if (ROOT / "csrc/ops" / family / name).is_file():
-                names.append(f"csrc/ops/{family}/{name}")
+        for path in code_files(f"csrc/ops/{family}"):
+            if not BACKEND_FILE.search(path.name):
+                names.append(path)
     return [str(name) for name in names]
 
 
 def test_there_is_a_portable_layer():
-    assert any(name.startswith("csrc/device/") for name in portable_headers())
+    names = portable_headers()
+    assert any(name.startswith("csrc/device/") for name in names)
+    assert "csrc/ops/sampling/launch.cu" in names
+    assert "csrc/ops/sampling/algorithm.h" in names
+
+
+def test_op_families_do_not_include_each_other():
+    include = re.compile(r'#\s*include\s*"ops/(\w+)/')
+    for family in FAMILIES:
+        for path in code_files(f"csrc/ops/{family}"):
+            others = set(include.findall(text(path))) - {family}
+            assert not others, f"{path} includes {others}"
+
+
+def test_includes_point_down():
+    """device < backends < ops < bindings; host code and torch stand beside the ops."""
+    include = re.compile(r'#\s*include\s*"(\w+)/')
+    below = {"device": {"device"}, "backends": {"device", "backends"}}
+    for folder, allowed in below.items():
+        for path in code_files(f"csrc/{folder}"):
+            if path.name == "backend.h" and folder == "device":
+                continue  # the switch that picks a shim
+            found = set(include.findall(text(path)))
+            assert found <= allowed, f"{path} includes {found - allowed}"
+
+
+def test_kernels_are_short():
+    """A kernel function fits on one screen: 60 lines."""
+    start = re.compile(r"^DSPARK_KERNEL", re.MULTILINE)
+    found = 0
+    for path in code_files("csrc/ops"):
+        source = text(path)
+        for match in start.finditer(source):
+            found += 1
+            body = source[match.start() : source.index("\n}\n", match.start())]
+            assert body.count("\n") <= 60, f"{path}: {body[:80]}"
+    assert found > 0
 
 
 @pytest.mark.parametrize("path", portable_headers())

@@ -19,12 +19,6 @@ struct SamplingLaunch {
 
 }  // namespace dspark
 
-namespace dspark::cuda {
-const SamplingLaunch& sampling_launch();
-}
-namespace dspark::hip {
-const SamplingLaunch& sampling_launch();
-}
-namespace dspark::simt {
+namespace dspark::DSPARK_ISA {
 const SamplingLaunch& sampling_launch();
 }
