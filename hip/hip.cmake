@@ -20,10 +20,11 @@ endif()
 find_path(DSPARK_HIP_INCLUDE hip/hip_runtime_api.h HINTS ${rocm_root}/include)
 find_library(DSPARK_HIP_LIBRARY amdhip64 HINTS ${rocm_root}/lib)
 
-# Contraction off; division, square root and denormals are IEEE by default. No function of a device
+# Contraction off, IEEE division, square root and denormals: docs/numerics.md. No function of a device
 # library is called, and none is linked. A stack frame on the device, that is a register spill or an
-# indexed local array, is an error. Code object version 5 is what ROCm 5.6 and all later ones load.
-set(DSPARK_HIP_NUMERICS -ffp-contract=off)
+# indexed local array, is an error. Code object version 5 is what ROCm 6 and all later ones load.
+set(DSPARK_HIP_NUMERICS -ffp-contract=off -fhip-fp32-correctly-rounded-divide-sqrt
+                       -fno-gpu-flush-denormals-to-zero)
 set(offload "")
 foreach(architecture IN LISTS DSPARK_HIP_ARCHITECTURES)
   list(APPEND offload --offload-arch=${architecture})

@@ -47,7 +47,14 @@ def test_a_gpu_backend_says_what_was_built_or_why_it_was_not(backend):
     ("backend", "flags"),
     [
         ("cuda", ["--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true"]),
-        ("hip", ["-ffp-contract=off"]),
+        (
+            "hip",
+            [
+                "-ffp-contract=off",
+                "-fhip-fp32-correctly-rounded-divide-sqrt",
+                "-fno-gpu-flush-denormals-to-zero",
+            ],
+        ),
     ],
 )
 def test_gpu_kernels_are_compiled_with_the_flags_of_the_numerics(backend, flags):
