@@ -13,7 +13,7 @@
 
 #define DSPARK_DEVICE __attribute__((device, always_inline)) inline
 #define DSPARK_HOST_DEVICE __attribute__((host, device, always_inline)) inline
-#define DSPARK_KERNEL(threads) \
+#define DSPARK_KERNEL(threads, ...) \
     __attribute__((global, amdgpu_flat_work_group_size(threads, threads)))
 #define DSPARK_SHARED(Type, name) __attribute__((shared)) Type name
 

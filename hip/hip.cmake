@@ -21,8 +21,9 @@ find_path(DSPARK_HIP_INCLUDE hip/hip_runtime_api.h HINTS ${rocm_root}/include)
 find_library(DSPARK_HIP_LIBRARY amdhip64 HINTS ${rocm_root}/lib)
 
 # Contraction off, IEEE division, square root and denormals: docs/numerics.md. No function of a device
-# library is called, and none is linked. A stack frame on the device, that is a register spill or an
-# indexed local array, is an error. Code object version 5 is what ROCm 6 and all later ones load.
+# library is called, and none is linked. Every function is inlined. A stack frame on the device, that
+# is a register spill or a local object that is not held in registers, is an error; it is not moved to
+# shared memory either. Code object version 5 is what ROCm 6 and all later ones load.
 set(DSPARK_HIP_NUMERICS -ffp-contract=off -fhip-fp32-correctly-rounded-divide-sqrt
                        -fno-gpu-flush-denormals-to-zero)
 set(offload "")
@@ -31,7 +32,9 @@ foreach(architecture IN LISTS DSPARK_HIP_ARCHITECTURES)
 endforeach()
 set(DSPARK_HIP_FLAGS
     -x hip -std=c++17 -O3 ${offload} ${DSPARK_HIP_NUMERICS} -nogpuinc -nogpulib
-    -mcode-object-version=5 -Xarch_device -Wframe-larger-than=0 -fPIC -fvisibility=hidden
+    -mllvm -amdgpu-early-inline-all=true -mllvm -amdgpu-function-calls=false
+    -mllvm -disable-promote-alloca-to-lds=true -Xarch_device -Wframe-larger-than=0
+    -mcode-object-version=5 -fPIC -fvisibility=hidden
     -Wall -Wextra -Werror -DNDEBUG -DDSPARK_ISA=hip -D__HIP_PLATFORM_AMD__
     -DDSPARK_EXPORT_GPU_TABLE=dspark_hip_backend ${DSPARK_GPU_INCLUDES})
 

@@ -8,7 +8,10 @@
 
 #define DSPARK_DEVICE __device__ __forceinline__
 #define DSPARK_HOST_DEVICE __host__ __device__ __forceinline__
-#define DSPARK_KERNEL(threads) __global__ __launch_bounds__(threads)
+// Two blocks, 128 registers, unless the kernel says otherwise: left alone, ptxas weighs registers
+// against occupancy, down to spills.
+#define DSPARK_KERNEL(...) __global__ DSPARK_LAUNCH_BOUNDS(__VA_ARGS__, 2, )
+#define DSPARK_LAUNCH_BOUNDS(threads, blocks, ...) __launch_bounds__(threads, blocks)
 #define DSPARK_SHARED(Type, name) __shared__ Type name
 
 #include "backends/gpu_common.h"

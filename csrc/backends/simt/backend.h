@@ -17,8 +17,10 @@
 // An inline function for kernels, and one that launch sequences may call, too.
 #define DSPARK_DEVICE inline __attribute__((always_inline))
 #define DSPARK_HOST_DEVICE DSPARK_DEVICE
-// Prefix of a kernel that is launched with this many threads per block.
-#define DSPARK_KERNEL(threads) [[maybe_unused]] static
+// Prefix of a kernel that is launched with this many threads per block. A second number says how
+// many blocks a multiprocessor must be able to hold; 1 lets the compiler take the registers it
+// wants.
+#define DSPARK_KERNEL(...) [[maybe_unused]] static
 // Declares, in the body of a kernel, an uninitialised object that the threads of a block share: a
 // struct of SharedArrays. One per kernel.
 #define DSPARK_SHARED(Type, name)                                               \
