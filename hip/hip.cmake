@@ -20,10 +20,10 @@ endif()
 find_path(DSPARK_HIP_INCLUDE hip/hip_runtime_api.h HINTS ${rocm_root}/include)
 find_library(DSPARK_HIP_LIBRARY amdhip64 HINTS ${rocm_root}/lib)
 
-# Contraction off, IEEE division, square root and denormals: docs/numerics.md. No function of a device
-# library is called, and none is linked. Every function is inlined. A stack frame on the device, that
-# is a register spill or a local object that is not held in registers, is an error; it is not moved to
-# shared memory either. Code object version 5 is what ROCm 6 and all later ones load.
+# Contraction off, IEEE division, square root and denormals: docs/numerics.md. No function of a
+# device library is called, and none is linked. Every function is inlined. A stack frame on the
+# device, that is a register spill or a local object that is not held in registers, is an error, and
+# it is not moved to shared memory either. ROCm 6 and all later ones load code object version 5.
 set(DSPARK_HIP_NUMERICS -ffp-contract=off -fhip-fp32-correctly-rounded-divide-sqrt
                        -fno-gpu-flush-denormals-to-zero)
 set(offload "")

@@ -1,8 +1,8 @@
 """What the compilers made of the GPU kernels: resources and instructions, read from the installed
 binaries with the vendors' own tools.
 
-A kernel is named as in the source, without namespace and arguments: "row_statistics_kernel<32>".
-The first template argument is the warp size.
+A kernel is named as in the source, without namespaces and arguments: "sample_kernel<32>". The first
+template argument is the warp size.
 """
 
 import dataclasses
@@ -75,9 +75,10 @@ def find_tool(name: str, *, versioned: bool = False) -> str:
 
 
 def source_name(mangled: str) -> str:
-    """ "row_statistics_kernel<32>" of a mangled kernel name."""
+    """A kernel's name without namespaces and arguments."""
     plain = run(find_tool("c++filt"), mangled).strip()
-    return re.sub(r"^(?:void )?dspark::\w+::(.*?)\(dspark::.*$", r"\1", plain)
+    without_namespaces = re.sub(r"\b\w+::", "", plain).removeprefix("void ")
+    return without_namespaces[: without_namespaces.rindex("(")]
 
 
 # ---- CUDA ---------------------------------------------------------------------------------------
