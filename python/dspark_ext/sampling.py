@@ -5,8 +5,18 @@ arXiv 2403.10444, algorithm 2). The exact arithmetic, random numbers and degener
 by docs/numerics.md: the same inputs and seeds give the same integers on every backend, for any
 batch size, batch order and thread count. Randomness is a function of (seed, position) alone.
 
+All tensors are on one device: the CPU or a GPU that this build has kernels for. There nothing waits
+for the GPU or copies to the host, and a graph can capture the call; vocabularies of up to 2^22
+entries and 256 draft slots.
+
 Per-request (or per-row) parameters are tensors of that length or plain numbers, which apply to all.
-Errors are `RuntimeError`s that name the op, the argument, what was expected and what came.
+Numbers become tensors on the device of the logits at every call: a serving loop passes tensors.
+
+Errors are `RuntimeError`s that name the op, the argument, what was expected and what came. Values
+of parameters are checked on the CPU only. On a GPU a request with a temperature that is negative,
+infinite or NaN, a NaN `top_p` or `min_p`, or a `query_start_loc` that gives it fewer than 1 or more
+than K + 1 rows or rows outside [0, N] has status STATUS_INVALID_REQUEST (see `rejection_sample`,
+`sample`, `target_probs`); the others are not affected.
 """
 
 from __future__ import annotations
@@ -16,12 +26,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+_ops = torch.ops.dspark_ext
+
 # Status bits of `rejection_sample`.
 STATUS_NAN_ROW = 1  # a target row in use held a NaN (NaN counts as -inf; its draft was refused)
 STATUS_INVALID_DRAFT = 2  # a draft distribution was no distribution; its slot counts as no proposal
 STATUS_EMPTY_ROW = 4  # a target row in use had nothing above -inf; the token is 0
 STATUS_ZERO_RESIDUAL = 8  # the residual had no mass; the token is from the target law
 STATUS_INVALID_ID = 16  # a draft id outside [0, V) other than -1; its slot counts as no proposal
+STATUS_INVALID_REQUEST = 32  # on a GPU: a parameter out of range; accepts nothing, the token is 0
 
 
 class RejectionOutput(NamedTuple):
@@ -87,7 +100,9 @@ def rejection_sample(
     """Accepts a prefix of each request's drafts and draws one more token.
 
     The emitted tokens follow the target law exactly, whatever the drafter proposed (all methods but
-    "synthetic"). For B requests with up to K drafts each, N target rows and a vocabulary of V:
+    "synthetic"). On a GPU, a request with STATUS_INVALID_REQUEST accepts nothing, its token is 0 and
+    the log-probability -inf. For B requests with up to K drafts each, N target rows and a vocabulary
+    of V:
 
     Args:
         target_logits: [N, V] float32, bfloat16 or float16, any row stride. Request b owns rows
@@ -151,9 +166,9 @@ def rejection_sample(
         uniforms,
     )
     if out is not None:
-        torch.ops.dspark_ext.rejection_sample.out(*arguments, **out._asdict())
+        _ops.rejection_sample.out(*arguments, **out._asdict())
         return out
-    result = RejectionOutput(*torch.ops.dspark_ext.rejection_sample(*arguments, return_logprobs))
+    result = RejectionOutput(*_ops.rejection_sample(*arguments, return_logprobs))
     return result if return_logprobs else result._replace(logprobs=None)
 
 
@@ -170,7 +185,8 @@ def target_probs(
 
     `logits` is [N, V] float32, bfloat16 or float16 of any row stride; the parameters are [N] or
     numbers, as in `rejection_sample`. At temperature 0 the row is one-hot at the argmax. NaN counts
-    as -inf; a row with nothing above -inf is all zeros. `out` is written and returned if given.
+    as -inf; a row with nothing above -inf is all zeros. On a GPU, a row with parameters out of range
+    is all NaN. `out` is written and returned if given.
 
     Example:
         >>> target_probs(torch.tensor([[0.0, 0.0, -1.0]]), top_k=2)
@@ -185,8 +201,8 @@ def target_probs(
         _expand(min_p, rows, torch.float32, logits),
     )
     if out is None:
-        return torch.ops.dspark_ext.target_probs(*arguments)
-    torch.ops.dspark_ext.target_probs.out(*arguments, probs=out)
+        return _ops.target_probs(*arguments)
+    _ops.target_probs.out(*arguments, probs=out)
     return out
 
 
@@ -213,8 +229,8 @@ def sample(
     several rounds, and the slot keeps their draws apart. `uniforms` [N] float64 in [0, 1) replaces
     the draws. With stream "resample" the token is the one `rejection_sample` draws from that row,
     for the same seed and position, where it has no proposal. A row with nothing above -inf gives
-    token 0 and log-probability -inf.
-    Other parameters as in `target_probs`.
+    token 0 and log-probability -inf; on a GPU, a row with parameters out of range gives token -1 and
+    log-probability NaN. Other parameters as in `target_probs`.
 
     Example:
         >>> sample(torch.tensor([[0.0, 3.0]]), temperature=0.0, seeds=1, positions=0)
@@ -234,8 +250,8 @@ def sample(
         _expand(slots, rows, torch.int64, logits),
     )
     if out is None:
-        return SampleOutput(*torch.ops.dspark_ext.sample(*arguments))
-    torch.ops.dspark_ext.sample.out(*arguments, **out._asdict())
+        return SampleOutput(*_ops.sample(*arguments))
+    _ops.sample.out(*arguments, **out._asdict())
     return out
 
 
@@ -255,7 +271,7 @@ def block_acceptance(
     """The probabilities that method "block" of `rejection_sample` decides by.
 
     For tests and research. Arguments as there. Positions from the first slot without a proposal on
-    are 0.
+    are 0; on a GPU, all positions of a request with parameters out of range are 0.
 
     Example (p = (.2, .3, .5), q = (.5, .3, .2) at both slots, drafts 2 then 0):
         >>> p, q = torch.tensor([0.2, 0.3, 0.5]), torch.tensor([0.5, 0.3, 0.2])
@@ -271,7 +287,7 @@ def block_acceptance(
         return _expand(value, batch, dtype, target_logits)
 
     return BlockAcceptance(
-        *torch.ops.dspark_ext.block_acceptance(
+        *_ops.block_acceptance(
             target_logits,
             draft_token_ids,
             draft_logits,
