@@ -4,9 +4,11 @@
 // The kernels may touch what they are entitled to and nothing else: the rows of valid requests,
 // each a buffer of its own, parameters, outputs and scratch. Outputs and scratch hold garbage
 // before.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <stdexcept>
+#include <vector>
 
 #include "backends/simt/emulator.h"
 #include "ops/sampling/launch.h"
@@ -18,7 +20,6 @@ namespace {
 // Memory of one call.
 class Memory {
   public:
-    Memory() { emulator::unregister_all_buffers(); }
     ~Memory() { emulator::unregister_all_buffers(); }
 
     template <class T>
@@ -52,17 +53,45 @@ class Memory {
         garbage(workspace.mutable_data_ptr(), workspace.numel(), "workspace");
     }
 
+    // Makes the emulator aware of it. Inputs may overlap each other.
+    void register_all() {
+        emulator::unregister_all_buffers();
+        std::sort(buffers_.begin(), buffers_.end(),
+                  [](const Buffer& a, const Buffer& b) { return a.begin < b.begin; });
+        for (size_t i = 0; i < buffers_.size(); ++i) {
+            Buffer merged = buffers_[i];
+            const auto overlaps = [&](const Buffer& next) {
+                return next.begin < merged.end && next.flags == merged.flags;
+            };
+            while (i + 1 < buffers_.size() && overlaps(buffers_[i + 1])) {
+                merged.end = std::max(merged.end, buffers_[++i].end);
+            }
+            if (!emulator::register_buffer(merged.begin, merged.end - merged.begin, merged.name,
+                                           merged.flags)) {
+                throw std::runtime_error(std::string("dspark_simt: the memory of ") + merged.name +
+                                         " overlaps another argument");
+            }
+        }
+    }
+
   private:
+    struct Buffer {
+        const char* begin;
+        const char* end;
+        const char* name;
+        int flags;
+    };
+
     void garbage(void* data, size_t bytes, const char* name) {
         if (bytes > 0) std::memset(data, 0x7F, bytes);
         add(data, bytes, name, emulator::kUninitialised);
     }
     void add(const void* data, size_t bytes, const char* name, int flags) {
-        if (!emulator::register_buffer(data, static_cast<int64_t>(bytes), name, flags)) {
-            throw std::runtime_error(std::string("dspark_simt: the memory of ") + name +
-                                     " overlaps another argument");
-        }
+        const char* begin = static_cast<const char*>(data);
+        if (bytes > 0) buffers_.push_back({begin, begin + bytes, name, flags});
     }
+
+    std::vector<Buffer> buffers_;
 };
 
 // ---- which rows the kernels may read; validity.h, written a second time for the host ------------
@@ -176,6 +205,7 @@ struct OnEmulator {
                        int (*SamplingLaunch::*sequence)(const Args&, void*)) {
         const Tensor workspace = allocate_workspace(args, logits);
         memory.scratch(workspace);
+        memory.register_all();
         emulator::clear_error();
         const int code = (simt::sampling_launch().*sequence)(args, nullptr);
         if (code != 0) fail(op, "the emulator", emulator::error_text(code));
