@@ -100,9 +100,9 @@ def rejection_sample(
     """Accepts a prefix of each request's drafts and draws one more token.
 
     The emitted tokens follow the target law exactly, whatever the drafter proposed (all methods but
-    "synthetic"). On a GPU, a request with STATUS_INVALID_REQUEST accepts nothing, its token is 0 and
-    the log-probability -inf. For B requests with up to K drafts each, N target rows and a vocabulary
-    of V:
+    "synthetic"). On a GPU, a request with STATUS_INVALID_REQUEST accepts nothing, its token is 0
+    and the log-probability -inf. For B requests with up to K drafts each, N target rows and a
+    vocabulary of V:
 
     Args:
         target_logits: [N, V] float32, bfloat16 or float16, any row stride. Request b owns rows
@@ -185,8 +185,8 @@ def target_probs(
 
     `logits` is [N, V] float32, bfloat16 or float16 of any row stride; the parameters are [N] or
     numbers, as in `rejection_sample`. At temperature 0 the row is one-hot at the argmax. NaN counts
-    as -inf; a row with nothing above -inf is all zeros. On a GPU, a row with parameters out of range
-    is all NaN. `out` is written and returned if given.
+    as -inf; a row with nothing above -inf is all zeros. On a GPU, a row with parameters out of
+    range is all NaN. `out` is written and returned if given.
 
     Example:
         >>> target_probs(torch.tensor([[0.0, 0.0, -1.0]]), top_k=2)
@@ -229,8 +229,8 @@ def sample(
     several rounds, and the slot keeps their draws apart. `uniforms` [N] float64 in [0, 1) replaces
     the draws. With stream "resample" the token is the one `rejection_sample` draws from that row,
     for the same seed and position, where it has no proposal. A row with nothing above -inf gives
-    token 0 and log-probability -inf; on a GPU, a row with parameters out of range gives token -1 and
-    log-probability NaN. Other parameters as in `target_probs`.
+    token 0 and log-probability -inf; on a GPU, a row with parameters out of range gives token -1
+    and log-probability NaN. Other parameters as in `target_probs`.
 
     Example:
         >>> sample(torch.tensor([[0.0, 3.0]]), temperature=0.0, seeds=1, positions=0)
