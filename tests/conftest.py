@@ -1,5 +1,6 @@
 """Shared by all tests: `tests/` is on sys.path, so `lawkit` and `kit` can be imported."""
 
+import backends
 import numpy as np
 import pytest
 import torch
@@ -13,6 +14,12 @@ def rng() -> np.random.Generator:
 @pytest.fixture
 def generator() -> torch.Generator:
     return torch.Generator().manual_seed(20240310)
+
+
+@pytest.fixture(params=["cpu", *(["cuda"] if backends.gpu_available() else [])])
+def device(request) -> str:
+    """Every device that the sampling operators run on here."""
+    return request.param
 
 
 def pytest_report_header(config) -> str:
