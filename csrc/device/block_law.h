@@ -54,17 +54,33 @@ DSPARK_DEVICE Law warp_finish_law(Law law, const TileStatistics& tiles) {
     return law;
 }
 
-// This thread's weights of a tile under the law, 0 for what the law drops.
-DSPARK_DEVICE LaneEntries kept_weights(const Law& law, int tile, const LaneEntries& entries) {
+// All that the weights of one tile of a law depend on.
+struct KeptTile {
+    Row row;
+    Cut cut;
+    float scale;
+    float maximum;
+};
+
+DSPARK_DEVICE KeptTile kept_tile(const Law& law, int tile) {
+    return {row_of(law), law.cut, law.scale, law.tile_max[tile]};
+}
+
+// This thread's weights of a tile, 0 for what the law drops.
+DSPARK_DEVICE LaneEntries kept_weights(const KeptTile& kept, int tile, const LaneEntries& entries) {
     LaneEntries weights;
-    const float maximum = law.tile_max[tile];
     const int start = tile * kTile;
     for (int c = 0; c < kEntriesPerThread; ++c) {
         const float x = entries.x[c];
-        const bool is_in = is_kept(law.cut, x, start + entry_index(c));
-        weights.x[c] = zero_if(!is_in, exp2_nonpositive((x - maximum) * law.scale));
+        const bool is_in = is_kept(kept.cut, x, start + entry_index(c));
+        weights.x[c] = zero_if(!is_in, exp2_nonpositive((x - kept.maximum) * kept.scale));
     }
     return weights;
+}
+
+// The same, reading the tile.
+DSPARK_DEVICE LaneEntries read_weights(const KeptTile& kept, int tile, TileStage& stage) {
+    return kept_weights(kept, tile, read_tile(kept.row, tile, stage));
 }
 
 constexpr int kMaxTiles = 1024;  // of a row that devices can draw from
@@ -144,7 +160,7 @@ struct KeptWeights {
     TileStage& stage;
 
     DSPARK_DEVICE LaneEntries operator()(int tile) const {
-        return kept_weights(law, tile, read_tile(row_of(law), tile, stage));
+        return read_weights(kept_tile(law, tile), tile, stage);
     }
 };
 

@@ -99,10 +99,30 @@ DSPARK_DEVICE TileStatistics tile_statistics(const LawScratch& scratch, int64_t 
     return {scratch.tile_max + begin, scratch.tile_first + begin, scratch.tile_nan + begin};
 }
 
+// A job found by one thread for its block, so that the parameters are read once.
+struct JobShared {
+    SharedArray<RowJob, 1> job;
+    SharedArray<int32_t, 1> exists;
+};
+
+// Called by the whole block; passes one sync_block.
+template <class Rows>
+DSPARK_DEVICE bool find_for_block(const Rows& rows, int64_t r, JobShared& shared, RowJob* job) {
+    if (thread_idx() == 0) {
+        RowJob found = {};
+        shared.exists[0] = rows.find(r, &found) ? 1 : 0;
+        shared.job[0] = found;
+    }
+    sync_block();
+    *job = shared.job[0];
+    return shared.exists[0] != 0;
+}
+
 // ---- row_statistics -----------------------------------------------------------------------------
 
 template <int W>
 struct StatisticsShared {
+    JobShared job;
     TileStage stage;
     LaneSums sums;
     BlockReduceScratch<W, float> maximum;
@@ -130,7 +150,7 @@ void row_statistics_kernel(Rows rows) {
     const int64_t r = block_idx().x / scratch.tiles;
     const int tile = block_idx().x % scratch.tiles;
     RowJob job;
-    if (!rows.find(r, &job)) return;
+    if (!find_for_block(rows, r, shared.job, &job)) return;
     const int64_t at = r * scratch.tiles + tile;
     if (tile >= num_tiles(job.vocab)) return;  // a draft row may be shorter
 

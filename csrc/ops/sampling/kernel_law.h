@@ -70,7 +70,7 @@ void target_probs_kernel(TargetProbsArgs args) {
         }
         return;
     }
-    const LaneEntries weights = kept_weights(law, tile, read_tile(row_of(law), tile, stage));
+    const LaneEntries weights = read_weights(kept_tile(law, tile), tile, stage);
     const double scale = law.tile_scale[tile];
     for (int c = 0; c < kEntriesPerThread; ++c) {
         if (entry_index(c) >= count) break;

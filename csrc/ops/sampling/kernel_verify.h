@@ -8,7 +8,20 @@ namespace dspark::DSPARK_ISA::sampling {
 
 // ---- residual_masses ----------------------------------------------------------------------------
 
+// All that the entries of max(a p - q, 0) in one tile depend on; q is not one-hot.
+struct ResidualTile {
+    enum class Draft : int32_t { kNone, kLaw, kProbs };
+
+    KeptTile target;
+    float target_scale;
+    Draft kind;
+    KeptTile draft;  // of given probabilities only the row
+    float draft_scale;
+};
+
 struct ResidualShared {
+    SharedArray<ResidualTile, 1> tile;
+    SharedArray<int32_t, 1> has_mass;
     TileStage stage;
     LaneSums sums;
 };
@@ -20,24 +33,38 @@ DSPARK_DEVICE double residual_prefix(const VerifyArgs& args, const Decision& dec
     return is_block_rule && i > 0 ? args.prefixes[b * args.num_drafts + i - 1] : 1.0;
 }
 
-// This thread's entries of max(a p - q, 0) in a tile where p is not 0 throughout; q is not one-hot.
-template <int W>
-DSPARK_DEVICE LaneEntries residual_entries(const Law& law, double a, const Proposal& proposal,
-                                           int tile, TileStage& stage) {
+DSPARK_DEVICE ResidualTile residual_tile(const Law& law, double a, const Proposal& proposal,
+                                         int tile) {
+    ResidualTile out = {};
+    out.target = kept_tile(law, tile);
+    out.target_scale = target_scale(a, law.tile_scale[tile], law.total);
     const Law& draft = proposal.law;
-    LaneEntries entries = kept_weights(law, tile, read_tile(row_of(law), tile, stage));
-    const float p_scale = target_scale(a, law.tile_scale[tile], law.total);
     if (proposal.kind == Proposal::Kind::kLaw && tile < num_tiles(draft.vocab) &&
         draft.tile_max[tile] > -kInfinity) {
-        sync_block();  // the stage is free
-        const LaneEntries q = kept_weights(draft, tile, read_tile(row_of(draft), tile, stage));
-        const float q_scale = draft_scale(draft.tile_scale[tile], draft.total);
-        for (int c = 0; c < kEntriesPerThread; ++c) {
-            entries.x[c] = residual_entry(p_scale, entries.x[c], q_scale, q.x[c]);
-        }
+        out.kind = ResidualTile::Draft::kLaw;
+        out.draft = kept_tile(draft, tile);
+        out.draft_scale = draft_scale(draft.tile_scale[tile], draft.total);
     } else if (proposal.kind == Proposal::Kind::kProbs && tile < num_tiles(proposal.vocab)) {
+        out.kind = ResidualTile::Draft::kProbs;
+        out.draft.row = {proposal.probs, FloatType::kFloat32, proposal.vocab};
+    }
+    return out;
+}
+
+// This thread's entries of a residual. Called by the whole block.
+DSPARK_DEVICE LaneEntries residual_entries(const ResidualTile& residual, int tile,
+                                           TileStage& stage) {
+    LaneEntries entries = read_weights(residual.target, tile, stage);
+    const float p_scale = residual.target_scale;
+    if (residual.kind == ResidualTile::Draft::kLaw) {
+        sync_block();  // the stage is free
+        const LaneEntries q = read_weights(residual.draft, tile, stage);
+        for (int c = 0; c < kEntriesPerThread; ++c) {
+            entries.x[c] = residual_entry(p_scale, entries.x[c], residual.draft_scale, q.x[c]);
+        }
+    } else if (residual.kind == ResidualTile::Draft::kProbs) {
         sync_block();
-        const Row probs = {proposal.probs, FloatType::kFloat32, proposal.vocab};
+        const Row probs = {residual.draft.row.data, FloatType::kFloat32, residual.draft.row.size};
         const LaneEntries q = read_tile<ReadProbability>(probs, tile, stage);
         for (int c = 0; c < kEntriesPerThread; ++c) {
             entries.x[c] = residual_entry(p_scale, entries.x[c], q.x[c]);
@@ -48,26 +75,39 @@ DSPARK_DEVICE LaneEntries residual_entries(const Law& law, double a, const Propo
     return entries;
 }
 
+// By one thread: what the residual of a slot needs in one tile. False: p is 0 there.
+DSPARK_DEVICE bool find_residual_tile(const VerifyArgs& args, int64_t slot, int tile,
+                                      ResidualTile* out) {
+    const int64_t b = slot / args.num_drafts;
+    const int i = static_cast<int>(slot % args.num_drafts);
+    ReadyLaws laws = {args};
+    const Request<ReadyLaws> request(args, b, laws);
+    const Law law = request.target_law(i);
+    if (!(law.tile_sum[tile] > 0.0f)) return false;
+    const double a = residual_prefix(args, args.decisions[b], b, i);
+    *out = residual_tile(law, a, request.proposal(i), tile);
+    return true;
+}
+
 // Tile totals of the residuals that decide_kernel asked for. One block per (request, row, tile).
 template <int W>
-DSPARK_KERNEL(kThreads)
+DSPARK_KERNEL(kThreads, 4)
 void residual_masses_kernel(VerifyArgs args) {
     check_warp_size<W>();
     DSPARK_SHARED(ResidualShared, shared);
     const int tile = block_idx().x % args.scratch.tiles;
     const int64_t slot = block_idx().x / args.scratch.tiles;
     if (args.needs_residual[slot] == 0) return;
-    const int64_t b = slot / args.num_drafts;
-    const int i = static_cast<int>(slot % args.num_drafts);
-    ReadyLaws laws = {args};
-    const Request<ReadyLaws> request(args, b, laws);
-    const Law law = request.target_law(i);
-    const Decision decision = args.decisions[b];
+    if (thread_idx() == 0) {
+        ResidualTile residual = {};
+        shared.has_mass[0] = find_residual_tile(args, slot, tile, &residual) ? 1 : 0;
+        shared.tile[0] = residual;
+    }
+    sync_block();
     double total = 0.0;
-    if (law.tile_sum[tile] > 0.0f) {
-        const double a = residual_prefix(args, decision, b, i);
-        const Proposal proposal = request.proposal(i);
-        const LaneEntries entries = residual_entries<W>(law, a, proposal, tile, shared.stage);
+    if (shared.has_mass[0] != 0) {
+        const ResidualTile residual = shared.tile[0];
+        const LaneEntries entries = residual_entries(residual, tile, shared.stage);
         total = static_cast<double>(halving_tree<W>(lane_sum(entries), shared.sums));
     }
     if (thread_idx() == 0) args.residual_totals[slot * args.scratch.tiles + tile] = total;
@@ -135,7 +175,7 @@ struct FinalWeights {
 
     DSPARK_DEVICE LaneEntries operator()(int tile) const {
         if (source == Source::kResidual) {
-            return residual_entries<W>(law, prefix, proposal, tile, stage);
+            return residual_entries(residual_tile(law, prefix, proposal, tile), tile, stage);
         }
         LaneEntries entries = read_tile(row_of(law), tile, stage);
         const int64_t excluded = source == Source::kLaw ? -1 : proposal.id;
@@ -143,7 +183,7 @@ struct FinalWeights {
             const int64_t id = static_cast<int64_t>(tile) * kTile + entry_index(c);
             if (id == excluded) entries.x[c] = -kInfinity;
         }
-        return kept_weights(law, tile, entries);
+        return kept_weights(kept_tile(law, tile), tile, entries);
     }
 };
 
