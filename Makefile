@@ -33,6 +33,7 @@ help:
 	@echo "make demo       answer three prompts with and without DSpark, print the table"
 	@echo "make test       the test suite            make test-all   and the slow tests"
 	@echo "make bench      the benchmarks, results in bench/results/"
+	@echo "make gpu-check  everything on this machine's GPU, results in build/gpu-check.md"
 	@echo "make env        only the environment and the build"
 	@echo "make lint       formatters, read-only     make format     formatters, writing"
 	@echo "make clean      remove the environment and the build"
@@ -76,7 +77,7 @@ $(STAMPS)/package: $(STAMPS)/torch-$(TORCH) $(SOURCES)
 	    || { tail -n 30 build/install.log; exit 1; }
 	@touch $@
 
-.PHONY: env demo test test-all bench
+.PHONY: env demo test test-all bench gpu-check
 env: $(STAMPS)/package
 
 demo: env
@@ -90,6 +91,12 @@ test-all: env
 
 bench: env
 	@for file in bench/bench_*.py; do echo "== $$file" && $(PY) $$file $(ARGS) || exit 1; done
+
+# Looks for a GPU before it makes the environment.
+gpu-check:
+	@$(PYTHON) tools/gpu_check.py --detect
+	@$(MAKE) --no-print-directory env
+	@$(PY) tools/gpu_check.py $(ARGS)
 
 $(STAMPS)/lint: pyproject.toml $(STAMPS)/torch-$(TORCH)
 	@$(PIP) install -q 'clang-format==23.1.5' 'codespell>=2.3' 'ruff==0.17.6' && touch $@

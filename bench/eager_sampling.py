@@ -34,7 +34,7 @@ def block_lengths(target, draft, target_at, draft_at, uniforms):
     accept = mass / (mass + 1.0 - prefix[:, 1:num_drafts])
     accept = torch.cat([accept.nan_to_num(1.0), prefix[:, num_drafts:]], dim=1)
     passed = uniforms[:, :num_drafts] < accept
-    steps = torch.arange(1, num_drafts + 1)
+    steps = torch.arange(1, num_drafts + 1, device=target.device)
     lengths = (passed * steps).amax(-1)
     return lengths, prefix.gather(1, lengths[:, None])
 
@@ -68,7 +68,7 @@ def rejection_sample(
         lengths, scale = block_lengths(target, draft, target_at, draft_at, uniforms)
     else:
         lengths, scale = token_lengths(target_at, draft_at, uniforms), 1.0
-    rows = torch.arange(target.shape[0])
+    rows = torch.arange(target.shape[0], device=target.device)
     residual = target[rows, lengths] * scale
     rejected = lengths < num_drafts
     subtract = draft[rows, lengths.clamp(max=num_drafts - 1)] * rejected[:, None]
@@ -77,7 +77,7 @@ def rejection_sample(
     cumulative = residual.cumsum(-1)
     wanted = uniforms[:, num_drafts:].to(dtype) * cumulative[:, -1:]
     final = torch.searchsorted(cumulative, wanted, right=True).clamp_(max=target.shape[-1] - 1)
-    steps = torch.arange(num_drafts + 1)
+    steps = torch.arange(num_drafts + 1, device=target.device)
     padded = torch.cat([draft_token_ids, draft_token_ids.new_zeros(len(rows), 1)], dim=1)
     padded = torch.where(steps == lengths[:, None], final, padded)
     return torch.where(steps <= lengths[:, None], padded, -1)

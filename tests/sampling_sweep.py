@@ -37,7 +37,8 @@ def spoil(rows: torch.Tensor, choose: random.Random) -> None:
         if kind == "ties":
             row.copy_(row.round())
         elif kind == "mask":
-            row[torch.tensor([choose.random() < 0.8 for _ in range(len(row))])] = NEG_INF
+            noise = torch.Generator().manual_seed(choose.getrandbits(32))
+            row[torch.rand(len(row), generator=noise) < 0.8] = NEG_INF
         elif kind == "nan":
             row[choose.randrange(len(row))] = float("nan")
         elif kind == "inf":
