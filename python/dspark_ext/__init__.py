@@ -17,12 +17,14 @@ _missing.register()
 
 _FAMILIES = (
     "attention",
+    "calibration",
     "decoder",
     "draft",
     "draft_head",
     "engine",
     "integrations",
     "linear",
+    "metrics",
     "reference",
     "sampling",
     "verify",

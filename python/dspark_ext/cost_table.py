@@ -9,7 +9,11 @@ from pathlib import Path
 
 import torch
 
-_INTERPOLATIONS = ("linear", "step", "step_down")
+from . import cost_table_forms as forms
+
+INTERPOLATIONS = ("linear", "step", "step_down")
+FLAT_RISE = 0.01  # a table that rises by less than this, end to end, counts as flat
+_REMEDY = "Measure it with profile_cost_table over the row counts you serve."
 
 
 class CostTable:
@@ -18,21 +22,29 @@ class CostTable:
     Args:
         rows: sample points, strictly increasing positive numbers of rows.
         seconds: seconds measured at each of them, finite and > 0.
-        interpolation: between two samples, `"linear"`; `"step"` takes the next larger sample (a
-            pass of n rows runs in the smallest captured graph that holds it); `"step_down"` takes
-            the next smaller one.
-        request_rows, request_seconds: optional second curve, added by number of requests
-            (linear, constant beyond its ends): what a pass costs per request whatever its rows.
+        interpolation: the rounding between two samples. `"linear"`: none. `"step"` rounds the rows
+            UP to the next sample (a pass of n rows runs in the smallest captured graph that holds
+            it); `"step_down"` rounds them DOWN.
+        linear_above: with `"step"`, the largest captured size: between two samples above it the
+            table is linear, for these passes run without a graph. Never across it: from there to
+            the next sample the table still rounds up.
+        request_rows, request_seconds: optional second curve, added by number of requests (constant
+            beyond its ends): what a pass costs per request whatever its rows, e.g. drafting.
+        request_interpolation: the same three words for the second curve.
         device: where the table lives.
 
-    Below the first sample the time is that of the first sample. A table never falls: each sample
-    is raised to the largest one before it. Beyond the last sample the time grows by the slope
-    between the last two samples (0 for a single sample). With a flat table it always pays to verify
-    everything; that is right arithmetic but seldom meant, so a UserWarning reports it.
+    Monotone: a pass of more rows is never counted as cheaper, so each sample is raised to the
+    largest one before it (both curves). Below the first sample the time is that of the first
+    sample. Beyond the last one it grows by the slope between the last two (0 for a single sample).
+
+    With a flat table (rising by less than 1 percent in all) it always pays to verify everything;
+    that is right arithmetic but seldom meant, so a UserWarning reports it.
 
     Attributes: `seconds` float64 [last + 2], entry r = seconds for r rows, one entry past the last
     sample so that the last difference is the slope of the extrapolation; `request_seconds` float64
-    [m + 1] or None, entry b = seconds added for b requests; `is_flat` bool.
+    [m + 1] or None, entry b = seconds added for b requests; `sample_seconds`,
+    `request_sample_seconds` as given; `largest_raise`, by which share of its value a sample was
+    raised at most: a measure of the noise; `is_flat` bool.
 
     Raises ValueError for anything else. Source: DSpark paper section 3.2 (SPS table).
     """
@@ -43,36 +55,51 @@ class CostTable:
         seconds: Sequence[float],
         interpolation: str = "linear",
         *,
+        linear_above: int | None = None,
         request_rows: Sequence[int] | None = None,
         request_seconds: Sequence[float] | None = None,
+        request_interpolation: str = "linear",
         device: torch.device | str | None = None,
     ):
-        if interpolation not in _INTERPOLATIONS:
-            expected = ", ".join(_INTERPOLATIONS)
+        _check_word("interpolation", interpolation)
+        _check_word("request_interpolation", request_interpolation)
+        if linear_above is not None and (interpolation != "step" or linear_above < 0):
             raise ValueError(
-                f"dspark_ext.CostTable: interpolation: expected one of {expected}, "
-                f"got {interpolation!r}"
+                "dspark_ext.CostTable: linear_above: expected a number of rows >= 0 with "
+                f"interpolation 'step', got {linear_above} with {interpolation!r}"
             )
-        self.rows, self.sample_seconds = _check_samples("rows", rows, seconds, positive=True)
-        self.interpolation = interpolation
-        dense = _dense(self.rows, self.sample_seconds, interpolation)
+        self.rows, self.sample_seconds = forms.samples("rows", rows, "seconds", seconds)
+        self.interpolation, self.linear_above = interpolation, linear_above
+        self.request_interpolation = request_interpolation
+        raised = _raised(self.sample_seconds)
+        self.largest_raise = max(
+            after / before - 1.0 for before, after in zip(self.sample_seconds, raised)
+        )
+        dense = _dense(self.rows, raised, interpolation, linear_above)
         self.seconds = torch.tensor(dense, dtype=torch.float64, device=device)
-        self.is_flat = dense[0] == dense[-1]
-        self.request_rows, self.request_seconds = None, None
+        self.is_flat = dense[-1] <= dense[0] * (1.0 + FLAT_RISE)
+        self.request_rows, self.request_sample_seconds, self.request_seconds = None, None, None
         if request_rows is not None or request_seconds is not None:
-            self.request_rows, self.request_sample_seconds = _check_samples(
-                "request_rows", request_rows, request_seconds, positive=False
+            self.request_rows, self.request_sample_seconds = forms.samples(
+                "request_rows", request_rows, "request_seconds", request_seconds, positive=False
             )
-            dense = _dense(self.request_rows, self.request_sample_seconds, "linear")[:-1]
-            self.request_seconds = torch.tensor(dense, dtype=torch.float64, device=device)
+            raised = _raised(self.request_sample_seconds)
+            dense_requests = _dense(self.request_rows, raised, request_interpolation)[:-1]
+            self.request_seconds = torch.tensor(dense_requests, dtype=torch.float64, device=device)
         if self.is_flat:
             warnings.warn(
-                "dspark_ext.CostTable: the table is flat (every number of rows takes "
-                f"{dense[0]:.3g} s), so early_stop verifies every draft. Measure it with "
-                "profile_cost_table over the row counts you serve.",
+                f"dspark_ext.CostTable: the table is flat ({self.rows[0]} to {self.rows[-1]} rows "
+                f"all take {dense[0]:.3g} s), so every draft is worth verifying. {_REMEDY}",
                 UserWarning,
                 stacklevel=2,
             )
+
+    def __repr__(self) -> str:
+        first, last = 1e3 * float(self.seconds[0]), 1e3 * float(self.seconds[self.rows[-1]])
+        return (
+            f"CostTable({len(self.rows)} samples, {self.rows[0]} to {self.rows[-1]} rows, "
+            f"{first:.3g} to {last:.3g} ms, {self.interpolation})"
+        )
 
     def cost(self, rows: int, num_requests: int = 0) -> float:
         """Seconds of a pass of `rows` rows for `num_requests` requests (reads the device)."""
@@ -94,72 +121,60 @@ class CostTable:
             warnings.simplefilter("ignore")
             return CostTable.from_dict(self.to_dict(), device=device)
 
-    def to_dict(self) -> dict:
-        """Our own form: `{"rows": [...], "seconds": [...], "interpolation": ...}`, plus
-        `"request_rows"` and `"request_seconds"` if present."""
-        form = {
-            "rows": self.rows,
-            "seconds": self.sample_seconds,
-            "interpolation": self.interpolation,
-        }
-        if self.request_rows is not None:
-            form["request_rows"] = self.request_rows
-            form["request_seconds"] = self.request_sample_seconds
-        return form
+    def to_dict(self, form: str = "dspark_ext") -> dict:
+        """The table as a JSON-like dict in one of the forms `from_dict` reads:
+
+        - `"dspark_ext"`: our own, the samples as they were measured;
+        - `"sglang_rates"`, `"sglang_additive"`: SGLang's two; `"vllm"`: the two curves of vLLM.
+
+        The foreign forms hold the monotone table. Where a form cannot say how this table rounds, it
+        gets a sample at every number of rows, so that it gives the same time for each up to the
+        last sample. Raises ValueError for a form that has no curve by requests when this table has
+        one.
+        """
+        return forms.write(self, form)
 
     @staticmethod
     def from_dict(form: dict, device: torch.device | str | None = None) -> "CostTable":
-        """Reads our own form or one of the two of SGLang, told apart by their keys:
+        """Reads any form of `to_dict`, told apart by its keys (docs/cost-table.md):
 
-        - `sample_batch_tokens`, `sample_steps_per_sec`, `max_batch_tokens`: rounds down, so
-          `step_down`, with the last sample repeated at `max_batch_tokens`.
+        - `rows`, `seconds`, optional `interpolation`, `linear_above`, `request_rows`,
+          `request_seconds`, `request_interpolation`: the arguments of this class.
+        - `sample_batch_tokens`, `sample_steps_per_sec`, `max_batch_tokens`: rounds down, the last
+          sample repeated at `max_batch_tokens`.
         - `bias_seconds`, `bs_probes`, `alpha_seconds`, `m_probes`, `theta_seconds`: linear in the
           rows (`theta` + bias) plus a curve by requests (`alpha`).
+        - `num_tokens`, `verify_ms`, optional `max_capture_size`, `num_reqs`, `draft_ms`: rounds up
+          to the next captured size, linear above the largest one.
 
-        Beyond the end of the second form SGLang keeps the last value; here the last slope goes on.
-        Raises ValueError naming the keys when the form is none of these.
+        Beyond its end the additive form of SGLang keeps the last value; here the last slope goes
+        on. Raises ValueError naming the key that is missing or wrong.
         """
-        if "sample_batch_tokens" in form:
-            rows, rates = list(form["sample_batch_tokens"]), list(form["sample_steps_per_sec"])
-            seconds = [_seconds_of_rate(rate) for rate in rates]
-            last = form.get("max_batch_tokens", rows[-1] if rows else 0)
-            if rows and last > rows[-1]:
-                rows.append(last)
-                seconds.append(seconds[-1])
-            return CostTable(rows, seconds, "step_down", device=device)
-        if "theta_seconds" in form:
-            bias = float(form["bias_seconds"])
-            return CostTable(
-                form["m_probes"],
-                [bias + float(theta) for theta in form["theta_seconds"]],
-                "linear",
-                request_rows=form["bs_probes"],
-                request_seconds=form["alpha_seconds"],
-                device=device,
-            )
-        if "rows" in form and "seconds" in form:
-            return CostTable(
-                form["rows"],
-                form["seconds"],
-                form.get("interpolation", "linear"),
-                request_rows=form.get("request_rows"),
-                request_seconds=form.get("request_seconds"),
-                device=device,
-            )
-        raise ValueError(
-            "dspark_ext.CostTable: expected the keys rows and seconds, or sample_batch_tokens and "
-            "sample_steps_per_sec, or bias_seconds, bs_probes, alpha_seconds, m_probes and "
-            f"theta_seconds, got {sorted(form)}"
-        )
+        return CostTable(**forms.read(form), device=device)
 
-    def save(self, path: str | Path) -> None:
-        """Writes our own form as JSON."""
-        Path(path).write_text(json.dumps(self.to_dict(), indent=2) + "\n", encoding="utf-8")
+    def save(self, path: str | Path, form: str = "dspark_ext") -> None:
+        """Writes JSON in a form of `to_dict`."""
+        text = json.dumps(self.to_dict(form), indent=2) + "\n"
+        Path(path).write_text(text, encoding="utf-8")
 
     @staticmethod
     def load(path: str | Path, device: torch.device | str | None = None) -> "CostTable":
-        """Reads JSON of any form `from_dict` knows."""
-        return CostTable.from_dict(json.loads(Path(path).read_text(encoding="utf-8")), device)
+        """Reads JSON of any form `from_dict` knows.
+
+        Raises FileNotFoundError if there is no such file and ValueError naming file and key if it
+        is no cost table.
+        """
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except FileNotFoundError:
+            raise FileNotFoundError(
+                f"dspark_ext.CostTable: no cost table at {path}. {_REMEDY}"
+            ) from None
+        try:
+            return CostTable.from_dict(json.loads(text), device)
+        except ValueError as error:
+            reason = str(error).removeprefix("dspark_ext.CostTable: ")
+            raise ValueError(f"dspark_ext.CostTable: {path}: {reason}") from None
 
 
 def profile_cost_table(
@@ -169,24 +184,52 @@ def profile_cost_table(
     warmup: int = 2,
     repeats: int = 5,
     interpolation: str = "linear",
+    linear_above: int | None = None,
+    request_step_fn: Callable[[int], object] | None = None,
+    request_counts: Sequence[int] | None = None,
     device: torch.device | str | None = None,
 ) -> CostTable:
     """Measures a CostTable: the median of `repeats` timed calls at each row count.
 
     Args:
-        step_fn: runs one target pass of the given number of rows; an accelerator is synchronised
-            before and after each timed call.
-        row_counts: numbers of rows to measure, >= 1; sorted, duplicates dropped.
-        warmup: untimed calls before each row count.
+        step_fn: runs one target pass of the given number of rows, as it is served (same context
+            length, same graphs). An accelerator (`device` if it is one, else the current one) is
+            synchronised before and after each timed call.
+        row_counts: numbers of rows to measure, >= 1; sorted, duplicates dropped. With captured
+            graphs: their sizes (`cudagraph_sizes`), with interpolation "step".
+        warmup: untimed calls at each row count, before anything is timed.
+        interpolation, linear_above: see CostTable.
+        request_step_fn, request_counts: optionally, what is paid per request whatever the rows (a
+            draft pass for the given number of requests), measured the same way into the table's
+            second curve.
+        device: where the table lives.
 
     Counts are measured in rotation (all counts once, then again), so that a machine that slows down
-    meanwhile does not tilt the curve.
+    meanwhile does not tilt the curve. A flat result is reported by CostTable.
     """
-    counts = sorted(set(row_counts))
-    if not counts or counts[0] < 1 or repeats < 1:
+    if (request_step_fn is None) != (request_counts is None):
         raise ValueError(
-            "dspark_ext.profile_cost_table: expected row counts >= 1 and repeats >= 1, "
-            f"got row_counts={list(row_counts)}, repeats={repeats}"
+            "dspark_ext.profile_cost_table: expected request_step_fn and request_counts together"
+        )
+    rows, seconds = _medians("row_counts", step_fn, row_counts, warmup, repeats, device)
+    curve = {}
+    if request_step_fn is not None:
+        names = ("request_rows", "request_seconds")
+        measured = _medians(
+            "request_counts", request_step_fn, request_counts, warmup, repeats, device
+        )
+        curve = dict(zip(names, measured))
+    return CostTable(
+        rows, seconds, interpolation, linear_above=linear_above, **curve, device=device
+    )
+
+
+def _medians(name, step_fn, counts, warmup, repeats, device) -> tuple[list[int], list[float]]:
+    given, counts = list(counts), sorted(set(counts))
+    if not counts or counts[0] < 1 or repeats < 1 or warmup < 0:
+        raise ValueError(
+            f"dspark_ext.profile_cost_table: expected {name} >= 1, repeats >= 1 and warmup >= 0, "
+            f"got {name}={given}, repeats={repeats}, warmup={warmup}"
         )
     for count in counts:
         for _ in range(warmup):
@@ -194,59 +237,53 @@ def profile_cost_table(
     times = {count: [] for count in counts}
     for _ in range(repeats):
         for count in counts:
-            _synchronize()
+            _synchronize(device)
             start = time.perf_counter()
             step_fn(count)
-            _synchronize()
+            _synchronize(device)
             times[count].append(time.perf_counter() - start)
-    seconds = [max(statistics.median(times[count]), 1e-9) for count in counts]
-    return CostTable(counts, seconds, interpolation, device=device)
+    return counts, [max(statistics.median(times[count]), 1e-9) for count in counts]
 
 
-def _synchronize() -> None:
+def _synchronize(device: torch.device | str | None) -> None:
     if torch.accelerator.is_available():
-        torch.accelerator.synchronize()
+        on_accelerator = device is not None and torch.device(device).type != "cpu"
+        torch.accelerator.synchronize(torch.device(device) if on_accelerator else None)
 
 
-def _seconds_of_rate(rate: float) -> float:
-    if not rate > 0:
-        raise ValueError(f"dspark_ext.CostTable: steps per second: expected > 0, got {rate}")
-    return 1.0 / float(rate)
-
-
-def _check_samples(name, rows, seconds, *, positive: bool) -> tuple[list[int], list[float]]:
-    rows, seconds = list(rows or []), [float(s) for s in seconds or []]
-    increasing = all(a < b for a, b in zip(rows, rows[1:], strict=False))
-    integral = all(int(r) == r and r >= 1 for r in rows)
-    if not rows or len(rows) != len(seconds) or not increasing or not integral:
+def _check_word(name: str, value: str) -> None:
+    if value not in INTERPOLATIONS:
         raise ValueError(
-            f"dspark_ext.CostTable: {name}: expected strictly increasing integers >= 1, one per "
-            f"time, got {rows} for {len(seconds)} times"
+            f"dspark_ext.CostTable: {name}: expected one of {', '.join(INTERPOLATIONS)}, "
+            f"got {value!r}"
         )
-    low_enough = all((s > 0 if positive else s >= 0) and s < float("inf") for s in seconds)
-    if not low_enough:
-        raise ValueError(
-            f"dspark_ext.CostTable: seconds: expected finite times {'>' if positive else '>='} 0, "
-            f"got {seconds}"
-        )
-    return [int(r) for r in rows], seconds
 
 
-def _dense(rows: list[int], seconds: list[float], interpolation: str) -> list[float]:
-    """Entries 0 .. rows[-1] + 1 by running maximum, interpolation and the last slope."""
+def _raised(seconds: list[float]) -> list[float]:
+    """Running maximum."""
     raised, top = [], 0.0
     for value in seconds:
         top = max(top, value)
         raised.append(top)
+    return raised
+
+
+def _dense(
+    rows: list[int], raised: list[float], interpolation: str, linear_above: int | None = None
+) -> list[float]:
+    """Entries 0 .. rows[-1] + 1 by interpolation and the last slope."""
     dense = [raised[0]] * (rows[0] + 1)
     for i in range(1, len(rows)):
         width, rise = rows[i] - rows[i - 1], raised[i] - raised[i - 1]
+        linear = interpolation == "linear"
+        if linear_above is not None:
+            linear = rows[i - 1] > linear_above
         for step in range(1, width + 1):
             if step == width:
                 dense.append(raised[i])
-            elif interpolation == "linear":
+            elif linear:
                 dense.append(raised[i - 1] + rise * step / width)
             else:
-                dense.append(raised[i] if interpolation == "step" else raised[i - 1])
+                dense.append(raised[i - 1] if interpolation == "step_down" else raised[i])
     slope = (raised[-1] - raised[-2]) / (rows[-1] - rows[-2]) if len(rows) > 1 else 0.0
     return dense + [raised[-1] + slope]

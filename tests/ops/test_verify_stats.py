@@ -85,3 +85,61 @@ def test_opcheck():
             torch.ops.dspark_ext.accumulate_stats.default,
             (int32(4, 2, 0), int32(1, 2, 0), request_ids, *counters),
         )
+
+
+def test_counters_by_request_and_position():
+    stats = verify.AcceptanceStats(2, 3)
+    stats.update(int32(3, 1), int32(2, 0))
+    stats.update(int32(2, 0), int32(0, 0))
+    report = stats.read()
+    assert report.verified_by_request_and_position.tolist() == [[2, 2, 1], [1, 0, 0]]
+    assert report.accepted_by_request_and_position.tolist() == [[1, 1, 0], [0, 0, 0]]
+    assert report.passes_with_drafts == 3 and report.steps == 4
+    verified, reached, histogram = stats.totals()
+    assert verified.tolist() == [3, 2, 1] and reached.tolist() == [3, 1, 1]
+    assert histogram.tolist() == [3, 0, 1, 0]
+
+
+def test_totals_outlive_the_slot():
+    stats = verify.AcceptanceStats(3, 2)
+    stats.update(int32(2, 2, 1), int32(2, 1, 0))
+    before = stats.read()
+    stats.reset(torch.tensor([0, 2, 7, -1]))
+    after = stats.read()
+    assert after.steps_per_request.tolist() == [0, 1, 0]
+    for name in ("steps", "drafted", "accepted", "passes_with_drafts", "mean_length"):
+        assert getattr(after, name) == getattr(before, name)
+    for name in ("histogram", "verified_by_position", "accepted_by_position"):
+        assert torch.equal(getattr(after, name), getattr(before, name))
+    assert torch.equal(
+        after.conditional_acceptance_by_position, before.conditional_acceptance_by_position
+    )
+    assert stats.generation.tolist() == [1, 0, 1] and stats.epoch.tolist() == [0]
+    stats.reset()
+    assert stats.read().steps == 0 and stats.generation.tolist() == [2, 1, 2]
+    assert stats.epoch.tolist() == [1]
+
+
+def test_read_is_one_copy(monkeypatch):
+    """`read` is the only call that waits for the device, and it waits once."""
+    copies = []
+    real = torch.Tensor.cpu
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda t: copies.append(t) or real(t))
+    stats = verify.AcceptanceStats(2, 3)
+    stats.update(int32(3, 1), int32(2, 0))
+    stats.reset(torch.tensor([1]))
+    stats.totals()
+    assert not copies
+    stats.read()
+    assert len(copies) == 1
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (2, 0), (0, 0)], ids=str)
+def test_stats_of_nothing(shape):
+    stats = verify.AcceptanceStats(*shape)
+    if shape[0]:
+        stats.update(int32(0, 0), int32(0, 0))
+    stats.reset(torch.tensor([0]))
+    report = stats.read()
+    assert report.steps == shape[0] and report.drafted == 0 and report.passes_with_drafts == 0
+    assert report.verified_by_request_and_position.shape == shape
