@@ -1,4 +1,4 @@
-"""Fitting, judging and storing the calibration of a confidence head.
+"""Calibrating a confidence head: fitting, judging, storing; and doing without a head.
 
 Everywhere here N is a number of drafted blocks, K their length, and a confidence is CONDITIONAL:
 the probability that x_k is accepted if x_1..x_{k-1} were. Its running product over 1..k is the
@@ -12,11 +12,13 @@ from dataclasses import dataclass
 
 import torch
 
+from .acceptance_estimator import AcceptanceEstimator
 from .calibration_file import Calibration
 from .draft import calibrate
 from .reliability_plot import plot_reliability
 
 __all__ = [
+    "AcceptanceEstimator",
     "Calibration",
     "CalibrationReport",
     "calibrate",

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dspark_ext import verify
-from dspark_ext.acceptance_estimator import AcceptanceEstimator
+from dspark_ext.calibration import AcceptanceEstimator
 
 
 def int32(*values):
