@@ -41,14 +41,18 @@ STABLE_TORCH_LIBRARY(dspark_ext, m) {
           "(Tensor prefix_prob, Tensor residual_mass, Tensor accept_prob)");
 
     // verify: how much of each draft to verify, the ragged batch, what is kept (csrc/ops/verify)
-    m.def("schedule(Tensor? confidence, str mode, Tensor? capacity, Tensor? cost, float threshold, "
-          "int num_drafts, int min_drafts, int max_rows, int num_other_rows) -> "
+    m.def("schedule(Tensor? confidence, str mode, Tensor? capacity, Tensor? cost, Tensor? budget, "
+          "Tensor? lagged_confidence, Tensor? num_requests, float threshold, int num_drafts, "
+          "int min_drafts, int max_rows, int num_other_rows) -> "
           "(Tensor verify_lens, Tensor query_start_loc, Tensor num_rows, Tensor expected_tokens)");
     m.def("pack(Tensor anchor, Tensor draft_token_ids, Tensor seq_lens, Tensor verify_lens, "
-          "Tensor query_start_loc, int max_rows, Tensor? block_table, int block_size) -> "
-          "(Tensor input_ids, Tensor positions, Tensor request_ids, Tensor slot_mapping)");
+          "Tensor query_start_loc, int max_rows, Tensor? block_table, int block_size, "
+          "int rows_per_request=0) -> (Tensor input_ids, Tensor positions, Tensor request_ids, "
+          "Tensor slot_mapping, Tensor sample_rows)");
+    m.def("unpack(Tensor rows, Tensor fill, Tensor query_start_loc, int num_drafts, "
+          "int rows_per_request=0) -> Tensor");
     m.def("commit(Tensor num_emitted, Tensor last_token, Tensor seq_lens, Tensor query_start_loc, "
-          "int num_rows) -> "
+          "int num_rows, int rows_per_request=0) -> "
           "(Tensor new_seq_lens, Tensor anchor, Tensor row_kept, Tensor num_rejected)");
     m.def("accumulate_stats(Tensor verify_lens, Tensor num_accepted, Tensor? request_ids, "
           "Tensor(a!) verified, Tensor(b!) reached, Tensor(c!) histogram) -> ()");

@@ -7,171 +7,33 @@ emitted (continued by the target up to K + 1 tokens) has to be the target's, exa
 """
 
 import itertools
-from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
 import pytest
 import torch
+from schedule_models import (
+    ONE,
+    RULES,
+    Model,
+    block_residual,
+    emitted_law,
+    independent_targets,
+    random_model,
+)
 
 from dspark_ext import sampling, verify
 
-ONE = Fraction(1)
 
+def choose_with(lagged=None, **arguments):
+    """`lagged`: what an earlier step said, the same of every draft."""
 
-@dataclass
-class Model:
-    """`target`, `draft`: prefix -> probabilities; `confidence`: prefix -> c of the next draft."""
+    def choose(confidence):
+        if lagged is not None:
+            arguments["lagged_confidence"] = torch.full_like(confidence, lagged)
+        return verify.schedule(confidence, **arguments).verify_lens.tolist()
 
-    vocab: int
-    num_drafts: int
-    target: dict
-    draft: dict
-    confidence: dict
-
-    def paths(self):
-        """(drafts, probability, confidences [K]) of every block the drafter can propose."""
-        for path in itertools.product(range(self.vocab), repeat=self.num_drafts):
-            weight, row = ONE, []
-            for k, token in enumerate(path):
-                weight *= self.draft[path[:k]][token]
-                row.append(self.confidence[path[:k]])
-            if weight > 0:
-                yield path, weight, row
-
-    def target_law(self):
-        return self.continued({(): ONE})
-
-    def continued(self, law):
-        """Extends every prefix to K + 1 tokens by the target."""
-        full = {}
-        for prefix, weight in law.items():
-            if weight == 0:
-                continue
-            if len(prefix) > self.num_drafts:
-                full[prefix] = full.get(prefix, 0) + weight
-                continue
-            longer = {(*prefix, x): weight * p for x, p in enumerate(self.target[prefix])}
-            for key, value in self.continued(longer).items():
-                full[key] = full.get(key, 0) + value
-        return full
-
-
-def random_model(seed, vocab, num_drafts):
-    rng = np.random.default_rng(seed)
-
-    def probabilities():
-        weights = rng.integers(0, 8, vocab)
-        weights[rng.integers(vocab)] += 1
-        return [Fraction(int(w), int(weights.sum())) for w in weights]
-
-    prefixes = [
-        prefix
-        for length in range(num_drafts + 1)
-        for prefix in itertools.product(range(vocab), repeat=length)
-    ]
-    return Model(
-        vocab,
-        num_drafts,
-        {prefix: probabilities() for prefix in prefixes},
-        {prefix: probabilities() for prefix in prefixes},
-        {prefix: float(rng.choice([0.0, 0.3, 0.6, 0.9, 1.0])) for prefix in prefixes},
-    )
-
-
-# --- the two verification rules, in fractions -----------------------------------------------------
-
-
-def normalised(weights):
-    total = sum(weights)
-    return [w / total for w in weights]
-
-
-def token_rule(model, path, length):
-    """Law of what the token rule emits for the first `length` drafts of `path`."""
-    law, alive = {}, ONE
-    for i in range(length):
-        p, q = model.target[path[:i]], model.draft[path[:i]]
-        accept = min(ONE, p[path[i]] / q[path[i]])
-        if accept < 1:
-            rest = normalised([max(a - b, Fraction(0)) for a, b in zip(p, q)])
-            for x, share in enumerate(rest):
-                law[(*path[:i], x)] = law.get((*path[:i], x), 0) + alive * (1 - accept) * share
-        alive *= accept
-    for x, share in enumerate(model.target[path[:length]]):
-        law[(*path[:length], x)] = law.get((*path[:length], x), 0) + alive * share
-    return law
-
-
-def block_rule(model, path, length):
-    """The same for the block rule: the longest prefix whose draw passes."""
-    prefix, accepts = [ONE], []
-    for i in range(1, length + 1):
-        p, q = model.target[path[: i - 1]][path[i - 1]], model.draft[path[: i - 1]][path[i - 1]]
-        prefix.append(min(ONE, prefix[-1] * p / q))
-        if i < length:
-            mass = sum(block_residual(model, path, i, prefix[i]))
-            bottom = mass + 1 - prefix[i]
-            accepts.append(mass / bottom if bottom else ONE)
-        else:
-            accepts.append(prefix[i])
-    law, above = {}, ONE
-    for tau in range(length, -1, -1):
-        here = above * (accepts[tau - 1] if tau else ONE)
-        above -= here
-        if here == 0:
-            continue
-        if tau == length:
-            last = model.target[path[:tau]]
-        else:
-            last = normalised(block_residual(model, path, tau, prefix[tau]))
-        for x, share in enumerate(last):
-            law[(*path[:tau], x)] = law.get((*path[:tau], x), 0) + here * share
-    return law
-
-
-def block_residual(model, path, i, prefix):
-    p, q = model.target[path[:i]], model.draft[path[:i]]
-    return [max(prefix * a - b, Fraction(0)) for a, b in zip(p, q)]
-
-
-RULES = {"token": token_rule, "block": block_rule}
-
-
-def emitted_law(models, choose, rule):
-    """Joint law of K + 1 tokens of every request. `choose`: confidences [R, K] -> lengths [R]."""
-    joint = {}
-    for paths in itertools.product(*(list(model.paths()) for model in models)):
-        confidence = torch.tensor([row for _, _, row in paths], dtype=torch.float32)
-        confidence = confidence.reshape(len(models), models[0].num_drafts)
-        lengths = choose(confidence)
-        weight = ONE
-        laws = []
-        for model, (path, share, _), length in zip(models, paths, lengths):
-            weight *= share
-            laws.append(model.continued(rule(model, path, length)))
-        for outcome in itertools.product(*(law.items() for law in laws)):
-            key = tuple(tokens for tokens, _ in outcome)
-            value = weight
-            for _, share in outcome:
-                value *= share
-            joint[key] = joint.get(key, 0) + value
-    return {key: value for key, value in joint.items() if value}
-
-
-def independent_targets(models):
-    joint = {}
-    for outcome in itertools.product(*(model.target_law().items() for model in models)):
-        value = ONE
-        for _, share in outcome:
-            value *= share
-        if value:
-            joint[tuple(tokens for tokens, _ in outcome)] = value
-    return joint
-
-
-def choose_with(**arguments):
-    return lambda confidence: verify.schedule(confidence, **arguments).verify_lens.tolist()
+    return choose
 
 
 def cost(*seconds):
@@ -182,6 +44,7 @@ def cost(*seconds):
 SMOOTH = cost(1.0, 1.3, 1.7, 2.2, 2.8, 3.5, 4.3, 5.2)
 STAIRS = cost(1.0, 1.0, 1.6, 1.6, 1.6, 2.4, 2.4, 2.4)
 DEAR = cost(1.0, 1.7, 1.8, 1.9, 2.0, 2.1, 2.2, 2.3)
+GENTLE = cost(0.9, 1.0, 1.1, 1.2, 1.35, 1.5, 1.7, 1.9)
 
 CHOICES = {
     "fixed": {"mode": "fixed"},
@@ -193,7 +56,37 @@ CHOICES = {
     "early_stop,dear": {"cost": DEAR, "num_other_rows": 1},
     "early_stop,min_drafts": {"cost": STAIRS, "min_drafts": 1},
     "early_stop,max_rows": {"cost": SMOOTH, "max_rows": 4},
+    "budget": {"mode": "budget", "budget": 4},
+    "budget,wide": {"mode": "budget", "budget": 5},
+    "budget,min_drafts": {"mode": "budget", "budget": 5, "min_drafts": 1},
+    "lagged,gentle": {"mode": "lagged", "cost": GENTLE, "lagged": 0.5},
+    "lagged,stairs": {"mode": "lagged", "cost": STAIRS, "lagged": 0.9},
+    "lagged,num_drafts": {"mode": "lagged", "cost": STAIRS, "lagged": 1.0, "num_drafts": 1},
+    "uniform,gentle": {"mode": "uniform", "cost": GENTLE},
+    "uniform,stairs": {"mode": "uniform", "cost": STAIRS},
+    "uniform,lagged": {"mode": "uniform", "cost": STAIRS, "lagged": 0.9},
 }
+
+
+# Of these, the lengths of the pair below do not depend on its drafts.
+FIXED_LENGTHS = {
+    "fixed",
+    "fixed,max_rows",
+    "early_stop,stairs",
+    "lagged,num_drafts",
+    "uniform,stairs",
+    "uniform,lagged",
+}
+
+
+def lively_pair():
+    """Two requests whose second confidences change who comes first."""
+    models = [random_model(7, 2, 2), random_model(8, 2, 2)]
+    for model, (first, after_0, after_1) in zip(models, [(0.9, 0.95, 0.2), (0.8, 0.3, 1.0)]):
+        model.confidence.update({(): first, (0,): after_0, (1,): after_1})
+        for prefix in ((), (0,), (1,)):
+            model.draft[prefix] = [Fraction(2, 5), Fraction(3, 5)]
+    return models
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -209,9 +102,9 @@ def test_one_request_keeps_the_law(choice, rule):
 @pytest.mark.parametrize("choice", CHOICES)
 def test_requests_stay_independent(choice, rule):
     """Two requests share the rows of a pass: the joint law is still the product of the targets'."""
-    models = [random_model(7, 2, 2), random_model(8, 2, 2)]
-    law = emitted_law(models, choose_with(**CHOICES[choice]), RULES[rule])
-    assert law == independent_targets(models)
+    for models in ([random_model(3, 2, 2), random_model(8, 2, 2)], lively_pair()):
+        law = emitted_law(models, choose_with(**CHOICES[choice]), RULES[rule])
+        assert law == independent_targets(models)
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -229,6 +122,12 @@ def test_lengths_do_depend_on_the_drafts():
     for choice in ("threshold", "early_stop,smooth"):
         chosen = {choose_with(**CHOICES[choice])(row[None])[0] for row in rows}
         assert len(chosen) > 1, choice
+    for choice in CHOICES:
+        chosen = set()
+        for paths in itertools.product(*(model.paths() for model in lively_pair())):
+            rows = torch.tensor([row for _, _, row in paths])
+            chosen.add(tuple(choose_with(**CHOICES[choice])(rows)))
+        assert (len(chosen) == 1) == (choice in FIXED_LENGTHS), choice
 
 
 # --- the paper's counterexample -------------------------------------------------------------------
@@ -301,6 +200,51 @@ def test_looking_one_draft_ahead_is_biased(rule):
 
     models = [paper_model()]
     assert emitted_law(models, peek, RULES[rule]) != independent_targets(models)
+
+
+# --- what a user must not do ----------------------------------------------------------------------
+
+
+LOSSY = {
+    "a budget from the confidences it is spent on": lambda c: verify.schedule(
+        c, mode="lagged", lagged_confidence=c.clone(), cost=PAPER_COST
+    ),
+    "a uniform length from the confidences it cuts": lambda c: verify.schedule(
+        c, mode="uniform", lagged_confidence=c.clone(), cost=PAPER_COST
+    ),
+    "a budget that counts on the second draft": lambda c: verify.schedule(
+        c, mode="budget", budget=1 + 2 * (c[0, 1] > 0.5).int()
+    ),
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule_of_length", LOSSY)
+def test_current_confidences_passed_as_old_ones_are_biased(rule_of_length, rule):
+    def choose(confidence):
+        return LOSSY[rule_of_length](confidence).verify_lens.tolist()
+
+    models = [paper_model()]
+    law = emitted_law(models, choose, RULES[rule])
+    assert first_token(law) == [Fraction(85, 100), Fraction(15, 100)]
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_unverified_drafts_of_others_tie_requests_together(rule):
+    """Each request is cut by what the other's first draft led to, verified or not. Each one alone
+    keeps its law, but the two are no longer independent."""
+
+    def choose(confidence):
+        return [int(confidence[1, 1] > 0.5), int(confidence[0, 1] > 0.5)]
+
+    models = [paper_model(), paper_model()]
+    law = emitted_law(models, choose, RULES[rule])
+    assert law != independent_targets(models)
+    for request, model in enumerate(models):
+        alone = {}
+        for tokens, value in law.items():
+            alone[tokens[request]] = alone.get(tokens[request], 0) + value
+        assert alone == model.target_law()
 
 
 # --- the kernel's block rule is the one enumerated here -------------------------------------------

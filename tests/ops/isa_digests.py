@@ -24,6 +24,9 @@ def schedules(generator):
         {"cost": table},
         {"mode": "threshold", "threshold": 0.5, "max_rows": 100},
         {"mode": "fixed"},
+        {"mode": "budget", "budget": 130},
+        {"mode": "lagged", "cost": table, "lagged_confidence": confidence.flip(0)},
+        {"mode": "uniform", "cost": table},
     ):
         yield from verify.schedule(confidence, **arguments)
 

@@ -10,16 +10,25 @@ from hypothesis import strategies as st
 from dspark_ext import verify
 from dspark_ext.reference import verify as reference
 
-MODES = ("fixed", "threshold", "early_stop")
+MODES = ("fixed", "threshold", "early_stop", "budget", "lagged", "uniform", "uniform,lagged")
 STEEP = torch.tensor([1.0, 1.0, 100.0, 1000.0, 10000.0], dtype=torch.float64)
 
 
-def mode_arguments(mode, cost=STEEP, threshold=0.5):
-    return {
+def mode_arguments(mode, confidence, cost=STEEP, threshold=0.5):
+    """A mode and what it needs. What an earlier step said depends on the shape alone."""
+    batch, width = confidence.shape
+    generator = torch.Generator().manual_seed(31 * batch + width)
+    earlier = torch.rand(batch, width, generator=generator).sqrt()
+    needs = {
         "fixed": {},
         "threshold": {"threshold": threshold},
         "early_stop": {"cost": cost},
-    }[mode]
+        "budget": {"budget": torch.tensor(batch + batch * width // 2, dtype=torch.int32)},
+        "lagged": {"cost": cost, "lagged_confidence": earlier},
+        "uniform": {"cost": cost},
+        "uniform,lagged": {"cost": cost, "lagged_confidence": earlier},
+    }
+    return {"mode": mode.split(",")[0], **needs[mode]}
 
 
 def lens(plan):
@@ -75,8 +84,12 @@ def test_equals_the_reference(mode, kind):
         confidence = confidences(kind, batch, width, generator)
         arguments = {
             **mode_arguments(
-                mode, random_cost(generator), 0.0 if kind == "tiny" else pick(0.25, 0.5, 0.9, 1.0)
+                mode,
+                confidence,
+                random_cost(generator),
+                0.0 if kind == "tiny" else pick(0.25, 0.5, 0.9, 1.0),
             ),
+            "num_requests": pick(None, None, torch.tensor(batch // 2, dtype=torch.int32)),
             "min_drafts": pick(0, 0, 1, 3, 40),
             "num_drafts": pick(None, None, width, width // 2, 0),
             "num_other_rows": pick(0, 1, 500),
@@ -86,8 +99,8 @@ def test_equals_the_reference(mode, kind):
             room = torch.randint(-1, width + 3, (batch,), generator=generator)
             arguments["capacity"] = room.to(torch.int32)
         kept = confidence.clone()
-        plan = verify.schedule(confidence, mode=mode, **arguments)
-        assert_same(plan, reference.schedule(confidence, mode=mode, **arguments))
+        plan = verify.schedule(confidence, **arguments)
+        assert_same(plan, reference.schedule(confidence, **arguments))
         assert torch.equal(confidence.nan_to_num(nan=7.0), kept.nan_to_num(nan=7.0))
 
 
@@ -98,9 +111,9 @@ def test_equals_the_reference_on_all_small_cases():
     for values in itertools.product(grid, repeat=4):
         confidence = torch.tensor(values).reshape(2, 2)
         for mode, max_rows in itertools.product(MODES, (None, 3, 5)):
-            arguments = {**mode_arguments(mode, cost), "max_rows": max_rows}
-            plan = verify.schedule(confidence, mode=mode, **arguments)
-            assert_same(plan, reference.schedule(confidence, mode=mode, **arguments))
+            arguments = {**mode_arguments(mode, confidence, cost), "max_rows": max_rows}
+            plan = verify.schedule(confidence, **arguments)
+            assert_same(plan, reference.schedule(confidence, **arguments))
 
 
 @st.composite
@@ -114,6 +127,7 @@ def schedule_cases(draw):
     mode = draw(st.sampled_from(MODES))
     arguments = mode_arguments(
         mode,
+        confidence,
         1 + torch.tensor(rises, dtype=torch.float64).cumsum(0),
         draw(st.sampled_from([0.0, 0.6])),
     )
@@ -123,27 +137,40 @@ def schedule_cases(draw):
         arguments["max_rows"] = max(arguments["max_rows"], batch)
     request, position = draw(st.integers(0, batch - 1)), draw(st.integers(0, width - 1))
     others = draw(st.lists(values, min_size=width - position - 1, max_size=width - position - 1))
-    return confidence, mode, arguments, request, position, others
+    return confidence, arguments, request, position, others
 
 
 @settings(max_examples=400, deadline=None, derandomize=True)
 @given(schedule_cases())
 def test_admission_never_looks_ahead(case):
     """Changing the confidences after x_j changes nothing about the admission of x_1 .. x_j."""
-    confidence, mode, arguments, request, position, others = case
+    confidence, arguments, request, position, others = case
     changed = confidence.clone()
     changed[request, position + 1 :] = torch.tensor(others)
-    before = lens(verify.schedule(confidence, mode=mode, **arguments))[request]
-    after = lens(verify.schedule(changed, mode=mode, **arguments))[request]
+    before = lens(verify.schedule(confidence, **arguments))[request]
+    after = lens(verify.schedule(changed, **arguments))[request]
     assert min(before, position + 1) == min(after, position + 1)
+
+
+@settings(max_examples=400, deadline=None, derandomize=True)
+@given(schedule_cases(), st.integers(0, 2**32))
+def test_drafts_that_are_not_verified_change_nothing(case, seed):
+    """The confidences behind the first draft that is not verified, of all requests at once: they
+    come from drafts that are not verified. Nothing of the schedule depends on them, so requests
+    stay independent of each other (docs/losslessness.md)."""
+    confidence, arguments, *_ = case
+    plan = verify.schedule(confidence, **arguments)
+    unseen = torch.arange(confidence.shape[1]) > plan.verify_lens[:, None]
+    noise = torch.rand(confidence.shape, generator=torch.Generator().manual_seed(seed)).sqrt()
+    assert_same(verify.schedule(torch.where(unseen, noise, confidence), **arguments), plan)
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(schedule_cases())
 def test_totals_belong_to_the_lengths(case):
-    confidence, mode, arguments, *_ = case
+    confidence, arguments, *_ = case
     batch, width = confidence.shape
-    plan = verify.schedule(confidence, mode=mode, **arguments)
+    plan = verify.schedule(confidence, **arguments)
     chosen = plan.verify_lens.long()
     assert int(chosen.min()) >= 0 and int(chosen.max()) <= width
     assert plan.query_start_loc.tolist() == [0, *(chosen + 1).cumsum(0).tolist()]
@@ -200,14 +227,16 @@ def test_cost_past_the_table_keeps_the_last_slope():
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("batch", [1, 3])
 def test_zero_drafts(mode, batch):
-    plan = verify.schedule(torch.zeros(batch, 0), mode=mode, **mode_arguments(mode))
+    confidence = torch.zeros(batch, 0)
+    plan = verify.schedule(confidence, **mode_arguments(mode, confidence))
     assert lens(plan) == [0] * batch and int(plan.num_rows) == batch
     assert float(plan.expected_tokens) == batch
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_empty_batch(mode):
-    plan = verify.schedule(torch.zeros(0, 5), mode=mode, **mode_arguments(mode))
+    confidence = torch.zeros(0, 5)
+    plan = verify.schedule(confidence, **mode_arguments(mode, confidence))
     assert lens(plan) == [] and plan.query_start_loc.tolist() == [0]
     assert int(plan.num_rows) == 0 and float(plan.expected_tokens) == 0
 
@@ -217,7 +246,8 @@ def test_survival_below_the_cut_is_zero():
     after it."""
     small = torch.tensor([[2.0**-50, 2.0**-50, 1.0], [2.0**-50, 2.0**-51, 1.0]])
     cost = torch.tensor([1.0, 1.0], dtype=torch.float64)
-    assert lens(verify.schedule(small, cost=cost)) == [1, 1]  # 2^-100 does not move tau in float64
+    assert lens(verify.schedule(small, cost=cost)) == [3, 1]  # costs no time
+    assert lens(verify.schedule(small, cost=STEEP / STEEP + torch.arange(5) / 1e9)) == [0, 0]
     assert lens(verify.schedule(small, mode="threshold", threshold=0.0)) == [3, 1]
     assert lens(verify.schedule(small, mode="fixed")) == [3, 3]
 
@@ -252,10 +282,12 @@ def test_permuting_requests_permutes_lengths(mode):
     """Where no tie and no shared limit decides, a request's length does not depend on its place."""
     generator = torch.Generator().manual_seed(5)
     confidence = torch.rand(24, 6, generator=generator)
-    arguments = mode_arguments(mode, random_cost(generator))
+    arguments = mode_arguments(mode, confidence, random_cost(generator))
     order = torch.randperm(24, generator=generator)
-    plain = verify.schedule(confidence, mode=mode, **arguments)
-    moved = verify.schedule(confidence[order], mode=mode, **arguments)
+    plain = verify.schedule(confidence, **arguments)
+    if "lagged_confidence" in arguments:
+        arguments["lagged_confidence"] = arguments["lagged_confidence"][order]
+    moved = verify.schedule(confidence[order], **arguments)
     assert torch.equal(plain.verify_lens[order], moved.verify_lens)
 
 
@@ -263,8 +295,8 @@ def test_strided_confidence():
     wide = torch.rand(6, 12, generator=torch.Generator().manual_seed(1))
     view = wide[:, ::2]
     for mode in MODES:
-        one = verify.schedule(view, mode=mode, **mode_arguments(mode))
-        two = verify.schedule(view.contiguous(), mode=mode, **mode_arguments(mode))
+        one = verify.schedule(view, **mode_arguments(mode, view))
+        two = verify.schedule(view.contiguous(), **mode_arguments(mode, view))
         assert torch.equal(one.verify_lens, two.verify_lens)
 
 
@@ -291,7 +323,17 @@ HALF = torch.full((2, 3), 0.5)
         ({"mode": "threshold", "cost": None, "threshold": 1.5}, ["threshold"]),
         ({"mode": "fixed", "cost": None, "threshold": 0.5}, ["threshold"]),
         ({"mode": "argmax"}, ["mode"]),
-        ({"mode": "budget"}, ["mode"]),
+        ({"mode": "argmax"}, ["law"]),
+        ({"mode": "budget"}, ["budget"]),
+        ({"mode": "budget", "budget": torch.tensor([3], dtype=torch.int32)}, ["budget"]),
+        ({"mode": "budget", "budget": torch.tensor(3)}, ["budget", "int32"]),
+        ({"mode": "lagged"}, ["lagged_confidence"]),
+        ({"mode": "lagged", "lagged_confidence": HALF}, ["lagged_confidence", "law"]),
+        ({"mode": "lagged", "lagged_confidence": torch.ones(2, 2)}, ["lagged_confidence"]),
+        ({"mode": "lagged", "cost": None, "lagged_confidence": torch.ones(2, 3)}, ["cost"]),
+        ({"mode": "uniform", "cost": None}, ["cost"]),
+        ({"lagged_confidence": torch.ones(2, 3)}, ["lagged_confidence"]),
+        ({"num_requests": torch.tensor([1, 2], dtype=torch.int32)}, ["num_requests"]),
         ({"budget": torch.tensor(3, dtype=torch.int32)}, ["budget"]),
         ({"confidence": None}, ["confidence"]),
     ],
@@ -310,10 +352,12 @@ def test_errors_name_operator_and_argument(changes, words):
 def test_opcheck():
     capacity = torch.tensor([3, 0], dtype=torch.int32)
     for mode in MODES:
-        arguments = (HALF, mode, capacity, STEEP if mode == "early_stop" else None)
+        given = mode_arguments(mode, HALF)
+        tensors = (given.get(name) for name in ("cost", "budget", "lagged_confidence"))
         torch.library.opcheck(
             torch.ops.dspark_ext.schedule.default,
-            (*arguments, 0.5 if mode == "threshold" else 0.0, 3, 0, -1, 0),
+            (HALF, given["mode"], capacity, *tensors, capacity[0].clone())
+            + (given.get("threshold", 0.0), 3, 0, -1, 0),
         )
 
 
@@ -322,5 +366,5 @@ def test_compiles_in_one_graph(mode):
     compiled = torch.compile(verify.schedule, fullgraph=True, backend="aot_eager", dynamic=True)
     for batch in (2, 5):
         confidence = torch.rand(batch, 4, generator=torch.Generator().manual_seed(batch))
-        plan = compiled(confidence, mode=mode, **mode_arguments(mode))
-        assert_same(plan, verify.schedule(confidence, mode=mode, **mode_arguments(mode)))
+        arguments = mode_arguments(mode, confidence)
+        assert_same(compiled(confidence, **arguments), verify.schedule(confidence, **arguments))

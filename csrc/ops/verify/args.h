@@ -3,95 +3,133 @@
 
 #include <cstdint>
 
+#include "device/backend.h"
+
 namespace dspark {
 
-enum class ScheduleMode { kFixed, kThreshold, kEarlyStop };
+enum class ScheduleMode { kFixed, kThreshold, kEarlyStop, kBudget, kLagged, kUniform };
 
-// The draft of a request that would be admitted next.
-struct ScheduleCandidate {
-    float survival;
-    int32_t position;  // 0 for x_1
-    int32_t request;
+// Most candidates of a schedule, B * K, and their number of bits.
+constexpr int kPlaceBits = 22;
+constexpr int64_t kMostCandidates = int64_t{1} << kPlaceBits;
+
+// Scratch of the device kernels, where one block cannot hold the candidates (workspace.h). The
+// second half of each array is that of the lagged confidences.
+struct ScheduleScratch {
+    int32_t tiles;                // of kTileCandidates candidates
+    Global<uint64_t> tile_keys;   // [2, tiles, kTileCandidates] each tile ascending
+    Global<uint64_t> keys;        // [2, tiles * kTileCandidates] ascending
+    Global<int64_t> tile_counts;  // [2, tiles] candidates of a tile
+    Global<int64_t> tile_forced;  // [2, tiles] drafts that are admitted first, and
+    Global<int64_t> tile_units;   // [2, tiles] their tokens
+    Global<int64_t> run_units;    // [tiles] tokens of a tile's length of ascending candidates
+    Global<int64_t> run_ends;     // [tiles] where the order ends, as seen from there
+    Global<double> run_rates;     // [tiles] and the rate there (lagged)
 };
 
 // B requests, K draft positions. docs/numerics.md section 9.
 struct ScheduleArgs {
-    const float* confidence;  // [B, K] conditional; null only in mode fixed
-    const int32_t* capacity;  // [B], or null: no limit
-    const double* cost;       // [cost_size] seconds by number of rows; null unless early_stop
-    int64_t cost_size;        // >= 2
+    Global<const float> confidence;  // [B, K] conditional; null only in mode fixed
+    Global<const float>
+        lagged_confidence;               // [B, K] of an earlier step; null unless lagged, uniform
+    Global<const int32_t> capacity;      // [B], or null: no limit
+    Global<const int32_t> num_requests;  // [] requests that exist, the first ones; null: B
+    Global<const int32_t> budget;        // [] rows, anchors included; null unless mode budget
+    Global<const double> cost;  // [cost_size] seconds by number of rows; null where not looked at
+    int64_t cost_size;          // >= 2
     ScheduleMode mode;
     float threshold;         // of the conditional confidence
     int32_t batch;           // B
     int32_t num_positions;   // K
     int32_t num_drafts;      // at most this many per request, <= K
-    int32_t min_drafts;      // admitted whatever their survival
+    int32_t min_drafts;      // admitted whatever their survival, <= K
     int64_t max_rows;        // anchors included; >= B
     int64_t num_other_rows;  // rows of the same pass that belong to nobody here
     // scratch
-    float* survival;          // [B, K]; null without confidence: every draft counts as certain
-    int32_t* limits;          // [B]
-    ScheduleCandidate* heap;  // [B]
+    Global<float> survival;   // [B] running products; mode uniform
+    Global<uint64_t> keys;    // [B, K] CPU only
+    Global<uint64_t> heap;    // [B] CPU only
+    ScheduleScratch scratch;  // device only
     // outputs
-    int32_t* verify_lens;      // [B]
-    int32_t* query_start_loc;  // [B + 1]
-    int32_t* num_rows;         // []
-    float* expected_tokens;    // []
+    Global<int32_t> verify_lens;      // [B]
+    Global<int32_t> query_start_loc;  // [B + 1]
+    Global<int32_t> num_rows;         // []
+    Global<float> expected_tokens;    // []
+};
+
+// Which rows of a pass belong to a request: query_start_loc[b] .. query_start_loc[b + 1] - 1, or,
+// padded, the first of rows_per_request rows from b * rows_per_request on.
+struct RowLayout {
+    Global<const int32_t> query_start_loc;  // [B + 1]
+    int64_t batch;                          // B
+    int64_t rows_per_request;               // 0: not padded
 };
 
 struct PackArgs {
-    const int64_t* anchor;           // [B]
-    const int64_t* draft_token_ids;  // [B, K]
-    const int64_t* seq_lens;         // [B] position of the anchor
-    const int32_t* verify_lens;      // [B]
-    const int32_t* query_start_loc;  // [B + 1]
-    const int32_t* block_table;      // [B, num_blocks], or null: slot = position
+    Global<const int64_t> anchor;           // [B]
+    Global<const int64_t> draft_token_ids;  // [B, K]
+    Global<const int64_t> seq_lens;         // [B] position of the anchor
+    Global<const int32_t> verify_lens;      // [B]
+    RowLayout layout;
+    Global<const int32_t> block_table;  // [B, num_blocks], or null: slot = position
     int64_t num_blocks;
     int64_t block_size;
-    int64_t batch;
-    int64_t num_drafts;
+    int64_t num_drafts;  // K
     int64_t max_rows;
     // outputs, [max_rows]
-    int64_t* input_ids;
-    int64_t* positions;
-    int32_t* request_ids;
-    int64_t* slot_mapping;
+    Global<int64_t> input_ids;
+    Global<int64_t> positions;
+    Global<int32_t> request_ids;
+    Global<int64_t> slot_mapping;
+    Global<int64_t> sample_rows;
+};
+
+struct UnpackArgs {
+    Global<const void> rows;  // [num_rows, row_size] elements
+    Global<const void> fill;  // [] element
+    RowLayout layout;
+    int64_t num_rows;
+    int64_t num_drafts;    // K
+    int64_t row_size;      // elements of a row
+    int64_t element_size;  // bytes: 1, 2, 4, 8 or 16
+    // output
+    Global<void> block;  // [B, K + 1, row_size]
 };
 
 struct CommitArgs {
-    const int32_t* num_emitted;      // [B]
-    const int64_t* last_token;       // [B]
-    const int64_t* seq_lens;         // [B]
-    const int32_t* query_start_loc;  // [B + 1]
-    int64_t batch;
+    Global<const int32_t> num_emitted;  // [B]
+    Global<const int64_t> last_token;   // [B]
+    Global<const int64_t> seq_lens;     // [B]
+    RowLayout layout;
     int64_t num_rows;
     // outputs
-    int64_t* new_seq_lens;  // [B]
-    int64_t* anchor;        // [B]
-    bool* row_kept;         // [num_rows]
-    int32_t* num_rejected;  // [B]
+    Global<int64_t> new_seq_lens;  // [B]
+    Global<int64_t> anchor;        // [B]
+    Global<bool> row_kept;         // [num_rows]
+    Global<int32_t> num_rejected;  // [B]
 };
 
 struct AccumulateStatsArgs {
-    const int32_t* verify_lens;   // [B]
-    const int32_t* num_accepted;  // [B]
-    const int32_t* request_ids;   // [B] counter row, negative: not counted; null: row b
+    Global<const int32_t> verify_lens;   // [B]
+    Global<const int32_t> num_accepted;  // [B]
+    Global<const int32_t> request_ids;   // [B] counter row, negative: not counted; null: row b
     int64_t batch;
     int64_t num_requests;  // rows of the counters, R
     int64_t num_drafts;    // K
     // counters, updated
-    int64_t* verified;   // [R, K] steps in which the position was verified
-    int64_t* reached;    // [R, K] of those, steps in which every earlier draft was accepted
-    int64_t* histogram;  // [R, K + 1] steps by number of accepted drafts
+    Global<int64_t> verified;   // [R, K] steps in which the position was verified
+    Global<int64_t> reached;    // [R, K] of those, steps in which every earlier draft was accepted
+    Global<int64_t> histogram;  // [R, K + 1] steps by number of accepted drafts
 };
 
-// What a kernel found wrong in its data: the first offending request and the value it met.
+// What a CPU kernel found wrong in its data: the first offending request and the value it met.
 enum class VerifyFault {
     kNone,
     kAnchor,
     kPosition,
     kLength,
     kRows,
+    kRowsPerRequest,
     kBlock,
     kEmitted,
     kAccepted,

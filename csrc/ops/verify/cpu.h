@@ -8,6 +8,7 @@
 DSPARK_CPU_DECLARE(
     void schedule(const ::dspark::ScheduleArgs& args);
     ::dspark::VerifyCheck pack(const ::dspark::PackArgs& args);
+    void unpack(const ::dspark::UnpackArgs& args, int64_t begin, int64_t end);
     ::dspark::VerifyCheck commit(const ::dspark::CommitArgs& args);
     ::dspark::VerifyCheck accumulate_stats(const ::dspark::AccumulateStatsArgs& args))
 // clang-format on

@@ -7,7 +7,18 @@ from ._register import register_fake
 
 @register_fake("schedule")
 def _schedule(
-    confidence, mode, capacity, cost, threshold, num_drafts, min_drafts, max_rows, num_other_rows
+    confidence,
+    mode,
+    capacity,
+    cost,
+    budget,
+    lagged_confidence,
+    num_requests,
+    threshold,
+    num_drafts,
+    min_drafts,
+    max_rows,
+    num_other_rows,
 ):
     like = confidence if confidence is not None else capacity
     batch = like.shape[0]
@@ -29,17 +40,25 @@ def _pack(
     max_rows,
     block_table,
     block_size,
+    rows_per_request=0,
 ):
     return (
         anchor.new_empty((max_rows,), dtype=torch.int64),
         anchor.new_empty((max_rows,), dtype=torch.int64),
         anchor.new_empty((max_rows,), dtype=torch.int32),
         anchor.new_empty((max_rows,), dtype=torch.int64),
+        anchor.new_empty((max_rows,), dtype=torch.int64),
     )
 
 
+@register_fake("unpack")
+def _unpack(rows, fill, query_start_loc, num_drafts, rows_per_request=0):
+    batch = query_start_loc.shape[0] - 1
+    return rows.new_empty((batch, num_drafts + 1, *rows.shape[1:]))
+
+
 @register_fake("commit")
-def _commit(num_emitted, last_token, seq_lens, query_start_loc, num_rows):
+def _commit(num_emitted, last_token, seq_lens, query_start_loc, num_rows, rows_per_request=0):
     batch = seq_lens.shape[0]
     return (
         seq_lens.new_empty((batch,), dtype=torch.int64),

@@ -1,8 +1,8 @@
 """Verification lengths, the ragged batch and what is kept: the specification, written to be read.
 
 Same names and arguments as `dspark_ext.verify`. Integers have to agree exactly with the operators;
-arithmetic is that of docs/numerics.md section 9. Source of the early stop: DSpark (2607.05147),
-Algorithm 1.
+arithmetic is that of docs/numerics.md section 9. Source: DSpark (2607.05147), Algorithm 1 and
+section 5.2.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 SMALLEST_SURVIVAL = 2.0**-100
+TOKEN = 2**40  # tokens are counted in integer units of 2^-40
 
 
 class Schedule(NamedTuple):
@@ -27,6 +28,7 @@ class PackedRows(NamedTuple):
     positions: Tensor  # [max_rows] int64, 0 in padding rows
     request_ids: Tensor  # [max_rows] int32, -1 in padding rows
     slot_mapping: Tensor  # [max_rows] int64, -1 in padding rows
+    sample_rows: Tensor  # [max_rows] int64, where the ragged row lies in the pass; 0 past the end
 
 
 class Commit(NamedTuple):
@@ -52,6 +54,11 @@ def survival(confidence: Tensor) -> Tensor:
     return torch.stack(columns, 1) if columns else torch.zeros(confidence.shape[0], 0)
 
 
+def units(survives: float) -> int:
+    """Tokens that a draft is expected to give, rounded down."""
+    return int(survives * TOKEN)
+
+
 def step_cost(cost: Tensor, rows: int) -> float:
     """Seconds of a pass over `rows` rows, from the dense table [L+1] indexed by rows; beyond its
     end the last slope goes on."""
@@ -61,46 +68,42 @@ def step_cost(cost: Tensor, rows: int) -> float:
     return float(cost[last]) + float(rows - last) * (float(cost[last]) - float(cost[last - 1]))
 
 
-class Admission:
-    """Drafts admitted so far."""
+class Rates:
+    """Tokens per second of passes, `num_other_rows` rows of others included."""
 
-    def __init__(self, limits: list[int], max_rows: int | None):
-        self.lens = [0] * len(limits)
-        self.limits = limits
-        self.tau = float(len(limits))
-        self.max_rows = max_rows
+    def __init__(self, cost: Tensor, num_other_rows: int):
+        self.cost, self.num_other_rows = cost, num_other_rows
 
-    def rows(self) -> int:
-        return len(self.lens) + sum(self.lens)
+    def seconds(self, rows: int) -> float:
+        return step_cost(self.cost, self.num_other_rows + rows)
 
-    def is_full(self) -> bool:
-        return self.max_rows is not None and self.rows() >= self.max_rows
+    def rate(self, tokens: int, rows: int) -> float:
+        seconds = self.seconds(rows)
+        return float(tokens) / TOKEN / seconds if seconds > 0 else 0.0
 
-    def admit(self, request: int, survives: float) -> None:
-        self.lens[request] += 1
-        self.tau += survives
-
-
-def admit_at_once(state: Admission, wanted: list[int], alive: list[list[float]]) -> None:
-    """Step 1: position by position, request by request, whatever the survival."""
-    for position in range(max(wanted, default=0)):
-        for request, count in enumerate(wanted):
-            if position < count:
-                if state.is_full():
-                    return
-                state.admit(request, alive[request][position])
+    def pays(self, tokens: int, rows: int, more_tokens: int, more_rows: int) -> bool:
+        """Some more tokens for no more time, or at a higher rate."""
+        if self.seconds(more_rows) <= self.seconds(rows):
+            return True
+        return self.rate(more_tokens, more_rows) > self.rate(tokens, rows)
 
 
-def candidates(state: Admission, ends: list[int], alive: list[list[float]]) -> list[tuple]:
-    """(survival, position, request) of the drafts not yet admitted: survival descending, then
-    position, then request ascending. `ends`: how far each request may go."""
-    found = [
-        (alive[request][position], position, request)
-        for request, end in enumerate(ends)
-        for position in range(state.lens[request], end)
-        if alive[request][position] > 0
-    ]
-    return sorted(found, key=lambda item: (-item[0], item[1], item[2]))
+def draft_order(
+    alive: list[list[float]], ends: list[int], forced: list[int]
+) -> list[tuple[int, int]]:
+    """(request, position) of the drafts in the order of admission: first those that are admitted
+    whatever their survival (the first `forced` of each request), by position, then request; then by
+    survival descending, position and request ascending, none of survival 0. `ends`: how far each
+    request may go."""
+    first, rest = [], []
+    for request, (end, count) in enumerate(zip(ends, forced)):
+        first += [(position, request) for position in range(count)]
+        rest += [
+            (-alive[request][position], position, request)
+            for position in range(count, end)
+            if alive[request][position] > 0
+        ]
+    return [(request, position) for *_, position, request in [*sorted(first), *sorted(rest)]]
 
 
 def confident_prefix(confidence: Tensor, threshold: float, limits: list[int]) -> list[int]:
@@ -115,31 +118,74 @@ def confident_prefix(confidence: Tensor, threshold: float, limits: list[int]) ->
     return ends
 
 
-def admit_while_faster(
-    state: Admission, alive: list[list[float]], cost: Tensor, num_other_rows: int
-) -> None:
-    """Step 2 of early_stop: stop for good at the first candidate that does not raise tau / cost.
+def early_stop_count(order, alive, num_forced: int, live: int, rates: Rates) -> int:
+    """Drafts before the first one that does not pay.
 
-    A look past that candidate would read confidences that depend on drafts which have not been
-    admitted, and the emitted law would no longer be the target's.
+    A look past that one would read confidences that depend on drafts which have not been admitted,
+    and the emitted law would no longer be the target's.
     """
-    if not state.lens:
-        return
-    best = state.tau / step_cost(cost, num_other_rows + state.rows())
-    for survives, _, request in candidates(state, state.limits, alive):
-        if state.is_full():
-            return
-        theta = (state.tau + survives) / step_cost(cost, num_other_rows + state.rows() + 1)
-        if not theta > best:
-            return
-        best = theta
-        state.admit(request, survives)
+    tokens = live * TOKEN + sum(units(alive[b][j]) for b, j in order[:num_forced])
+    for count in range(num_forced, len(order)):
+        request, position = order[count]
+        more = tokens + units(alive[request][position])
+        if not rates.pays(tokens, live + count, more, live + count + 1):
+            return count
+        tokens = more
+    return len(order)
+
+
+def best_count(order, alive, num_forced: int, live: int, rates: Rates, room: int) -> int:
+    """The number of drafts with most tokens per second, `alive` being survivals of an earlier step.
+    The smallest of several."""
+    if num_forced >= room:
+        return room
+    tokens = live * TOKEN + sum(units(alive[b][j]) for b, j in order[:num_forced])
+    best, best_rate = num_forced, rates.rate(tokens, live + num_forced)
+    for count in range(num_forced + 1, min(len(order), room) + 1):
+        request, position = order[count - 1]
+        tokens += units(alive[request][position])
+        if rates.rate(tokens, live + count) > best_rate:
+            best, best_rate = count, rates.rate(tokens, live + count)
+    return best
+
+
+def uniform_length(
+    alive: list[list[float]],
+    limits: list[int],
+    most: int,
+    floor: int,
+    rates: Rates,
+    lagged: bool,
+) -> int:
+    """One length for all requests; a pass of length n has n + 1 rows of every request. Unless the
+    survivals are those of an earlier step, the search ends at the first position that does not
+    pay: the next ones depend on drafts that have not been admitted."""
+    live = len(limits)
+    tokens = live * TOKEN
+    length, best_rate = 0, rates.rate(tokens, live)
+    for position in range(most):
+        gain = sum(units(row[position]) for row, limit in zip(alive, limits) if position < limit)
+        rows = live * (position + 1)
+        rate = rates.rate(tokens + gain, rows + live)
+        if position < floor:
+            better = True
+        elif lagged:
+            better = rate > best_rate
+        else:
+            better = gain > 0 and rates.pays(tokens, rows, tokens + gain, rows + live)
+        tokens += gain
+        if better:
+            length, best_rate = position + 1, rate
+        elif not lagged:
+            break
+    return length
 
 
 def schedule(
     confidence: Tensor | None,
     *,
     cost: Tensor | None = None,
+    budget: int | Tensor | None = None,
     mode: str = "early_stop",
     capacity: Tensor | None = None,
     threshold: float = 0.0,
@@ -147,6 +193,8 @@ def schedule(
     min_drafts: int = 0,
     max_rows: int | None = None,
     num_other_rows: int = 0,
+    lagged_confidence: Tensor | None = None,
+    num_requests: int | Tensor | None = None,
 ) -> Schedule:
     """`cost` [L+1] float64: seconds by number of rows. Without confidences (mode fixed only)
     `num_drafts` gives K, `capacity` gives B, and every survival counts as 1."""
@@ -156,27 +204,54 @@ def schedule(
     else:
         batch, width = confidence.shape
         alive = survival(confidence).tolist()
+    live = batch if num_requests is None else max(0, min(batch, int(num_requests)))
     room = [width] * batch if capacity is None else capacity.tolist()
     most = width if num_drafts is None else num_drafts
-    limits = [max(0, min(width, most, space)) for space in room]
-    state = Admission(limits, max_rows)
+    limits = [max(0, min(most, space)) for space in room][:live]
+    rows = 2**62 if max_rows is None else max_rows
+    if budget is not None:
+        rows = min(rows, int(budget))
+    rates = Rates(cost, num_other_rows)
+    past = None if lagged_confidence is None else survival(lagged_confidence).tolist()
 
-    floor = most if mode == "fixed" else min_drafts
-    admit_at_once(state, [min(floor, limit) for limit in limits], alive)
-    if mode == "threshold":
-        ends = confident_prefix(confidence, threshold, limits)
-        for survives, _, request in candidates(state, ends, alive):
-            if state.is_full():
-                break
-            state.admit(request, survives)
-    elif mode == "early_stop":
-        admit_while_faster(state, alive, cost, num_other_rows)
+    lens = [0] * batch
+    if mode == "uniform":
+        longest = min(most, rows // live - 1) if live else 0
+        source = alive if past is None else past
+        length = uniform_length(source, limits, longest, min_drafts, rates, past is not None)
+        lens[:live] = [min(limit, length) for limit in limits]
+    else:
+        forced = [min(most if mode == "fixed" else min_drafts, limit) for limit in limits]
+        ends = limits
+        if mode == "threshold":
+            ends = confident_prefix(confidence, threshold, limits)
+        order = draft_order(alive, ends, forced)
+        count = len(order)
+        drafts = max(0, rows - live)
+        if mode == "early_stop":
+            count = early_stop_count(order, alive, sum(forced), live, rates)
+        elif mode == "lagged":
+            old = draft_order(past, limits, forced)
+            count = best_count(old, past, sum(forced), live, rates, drafts)
+        for request, position in order[: min(count, drafts)]:
+            lens[request] = position + 1
 
-    lens = torch.tensor(state.lens, dtype=torch.int32)
+    tokens = live * TOKEN + sum(units(a) for row, n in zip(alive, lens) for a in row[:n])
+    verify_lens = torch.tensor(lens, dtype=torch.int32)
     starts = torch.zeros(batch + 1, dtype=torch.int32)
-    starts[1:] = (lens + 1).cumsum(0)
-    expected = torch.tensor(state.tau, dtype=torch.float32)
-    return Schedule(lens, starts, starts[-1].clone(), expected)
+    starts[1:] = (verify_lens + (torch.arange(batch) < live)).cumsum(0)
+    expected = torch.tensor(float(tokens) / TOKEN, dtype=torch.float64).float()
+    return Schedule(verify_lens, starts, starts[-1].clone(), expected)
+
+
+def request_rows(plan: Schedule, rows_per_request: int) -> list[range]:
+    """The rows of the pass that belong to each request."""
+    starts = plan.query_start_loc.tolist()
+    ranges = []
+    for request, (begin, end) in enumerate(zip(starts, starts[1:])):
+        first = request * rows_per_request if rows_per_request else begin
+        ranges.append(range(first, first + end - begin))
+    return ranges
 
 
 def pack(
@@ -188,6 +263,7 @@ def pack(
     max_rows: int,
     block_table: Tensor | None = None,
     block_size: int | None = None,
+    rows_per_request: int = 0,
 ) -> PackedRows:
     """Request b puts x_0 .. x_l at positions seq_lens[b] + 0 .. l. The slot of a position is
     block_table[b, position // block_size] * block_size + position % block_size, or the position. A
@@ -196,42 +272,53 @@ def pack(
     positions = torch.zeros(max_rows, dtype=torch.int64)
     request_ids = torch.full((max_rows,), -1, dtype=torch.int32)
     slots = torch.full((max_rows,), -1, dtype=torch.int64)
-    row = 0
-    for request, length in enumerate(plan.verify_lens.tolist()):
-        tokens = [int(anchor[request]), *draft_token_ids[request, :length].tolist()]
-        for offset, token in enumerate(tokens):
+    sample_rows = torch.zeros(max_rows, dtype=torch.int64)
+    in_pass = []
+    for request, rows in enumerate(request_rows(plan, rows_per_request)):
+        tokens = [int(anchor[request]), *draft_token_ids[request].tolist()]
+        for offset, row in enumerate(rows):
             position = int(seq_lens[request]) + offset
             slot = position
             if block_table is not None:
                 block = int(block_table[request, position // block_size])
                 slot = block * block_size + position % block_size
-            input_ids[row], positions[row] = max(token, 0), position
+            input_ids[row], positions[row] = max(tokens[offset], 0), position
             request_ids[row], slots[row] = request, slot
-            row += 1
-    return PackedRows(input_ids, positions, request_ids, slots)
+            in_pass.append(row)
+    sample_rows[: len(in_pass)] = torch.tensor(in_pass, dtype=torch.int64)
+    return PackedRows(input_ids, positions, request_ids, slots, sample_rows)
 
 
-def unpack(rows: Tensor, plan: Schedule, num_drafts: int, fill: float = 0) -> Tensor:
+def unpack(
+    rows: Tensor, plan: Schedule, num_drafts: int, fill: float = 0, rows_per_request: int = 0
+) -> Tensor:
     """[max_rows, ...] -> [B, K+1, ...]: row i of request b at [b, i], `fill` where none was run."""
     batch = plan.verify_lens.numel()
     out = torch.full((batch, num_drafts + 1, *rows.shape[1:]), fill, dtype=rows.dtype)
-    for request, length in enumerate(plan.verify_lens.tolist()):
-        start = int(plan.query_start_loc[request])
-        out[request, : length + 1] = rows[start : start + length + 1]
+    for request, owned in enumerate(request_rows(plan, rows_per_request)):
+        out[request, : len(owned)] = rows[owned.start : owned.stop]
     return out
 
 
 def commit(
-    num_emitted: Tensor, last_token: Tensor, seq_lens: Tensor, plan: Schedule, num_rows: int
+    num_emitted: Tensor,
+    last_token: Tensor,
+    seq_lens: Tensor,
+    plan: Schedule,
+    num_rows: int,
+    rows_per_request: int = 0,
 ) -> Commit:
     """A request that emitted n tokens keeps its first n rows (x_0 and the accepted drafts); the
     last token becomes the anchor, its own row not yet computed."""
     kept = torch.zeros(num_rows, dtype=torch.bool)
-    for request, emitted in enumerate(num_emitted.tolist()):
-        start = int(plan.query_start_loc[request])
-        kept[start : start + emitted] = True
-    rejected = plan.verify_lens + 1 - num_emitted
-    return Commit(seq_lens + num_emitted, last_token.clone(), kept, rejected.to(torch.int32))
+    owned = request_rows(plan, rows_per_request)
+    count = [min(n, len(rows)) for n, rows in zip(num_emitted.tolist(), owned)]
+    for rows, n in zip(owned, count):
+        kept[rows.start : rows.start + n] = True
+    rejected = torch.tensor([len(rows) - n for rows, n in zip(owned, count)], dtype=torch.int32)
+    return Commit(
+        seq_lens + torch.tensor(count, dtype=torch.int64), last_token.clone(), kept, rejected
+    )
 
 
 def count_acceptance(verify_lens: Tensor, num_accepted: Tensor, num_drafts: int) -> dict:
