@@ -15,7 +15,16 @@ class RowMeasure {
     RowMeasure(const Law& law, Workspace& workspace)
         : law_(law), workspace_(workspace), list_(workspace.candidates) {}
 
-    bool is_listed(float from) const { return listed_from_ <= from; }
+    // A threshold for the amount to reach `need`: lower at each attempt, `floor` in the end. The
+    // entries from there on are listed if they are few.
+    float reach_down(Amount, double /*need*/, float floor, int attempt) {
+        if (is_listed(floor)) return floor;
+        if (attempt == 0) are_few_ = true;
+        const float wished = law_.maximum - static_cast<float>(12 << attempt) / law_.scale;
+        const float from = attempt < 3 && wished > floor ? wished : floor;
+        are_few_ = are_few_ && list(from);
+        return from;
+    }
 
     // Lists the entries from `from` on; false if they are too many.
     bool list(float from) {
@@ -51,32 +60,15 @@ class RowMeasure {
     }
 
     // Their canonical mass.
-    double mass(Cut cut) {
-        sum_tiles(cut, workspace_.sums);
-        return add_up(workspace_.sums);
-    }
 
-    double add_up(const float* sums) const {
+    // Stores the canonical tile sums of what a cut keeps; returns what they add up to.
+    double sum_tiles(Cut cut, float* sums) {
+        store_sums(cut, sums);
         double total = 0.0;
         for (int t = 0; t < num_tiles(law_.vocab); ++t) {
-            total += static_cast<double>(sums[t]) * law_.tile_scale[t];
+            total += tile_mass(sums[t], law_.tile_scale[t]);
         }
         return total;
-    }
-
-    // Canonical tile sums of what a cut keeps, and what they add up to.
-    void sum_tiles(Cut cut, float* sums) {
-        for (int t = 0; t < num_tiles(law_.vocab); ++t) sums[t] = 0.0f;
-        if (listed_from_ <= cut.x) {
-            for (int i = 0; i < list_.count;) i = sum_listed_tile(cut, i, sums);
-            return;
-        }
-        for (int t = 0; t < num_tiles(law_.vocab); ++t) {
-            if (!(law_.tile_max[t] >= cut.x)) continue;
-            const float* x = read_kept(law_, cut, t, workspace_.target_tile);
-            const TileWeights weights(x, law_.tile_max[t], law_.scale, cut.x);
-            sums[t] = canonical_sum(tile_size(law_.vocab, t), weights);
-        }
     }
 
     // Counts, tile by tile, the entries equal to t with ids up to last_id.
@@ -107,10 +99,27 @@ class RowMeasure {
     }
 
     double amount(Amount kind, Cut cut) {
-        return kind == Amount::kCount ? static_cast<double>(count(cut)) : mass(cut);
+        return kind == Amount::kCount ? static_cast<double>(count(cut))
+                                      : sum_tiles(cut, workspace_.sums);
     }
 
   private:
+    bool is_listed(float from) const { return listed_from_ <= from; }
+
+    void store_sums(Cut cut, float* sums) {
+        for (int t = 0; t < num_tiles(law_.vocab); ++t) sums[t] = 0.0f;
+        if (listed_from_ <= cut.x) {
+            for (int i = 0; i < list_.count;) i = sum_listed_tile(cut, i, sums);
+            return;
+        }
+        for (int t = 0; t < num_tiles(law_.vocab); ++t) {
+            if (!(law_.tile_max[t] >= cut.x)) continue;
+            const float* x = read_kept(law_, cut, t, workspace_.target_tile);
+            const TileWeights weights(x, law_.tile_max[t], law_.scale, cut.x);
+            sums[t] = canonical_sum(tile_size(law_.vocab, t), weights);
+        }
+    }
+
     // visit(id) for the entries equal to t with ids up to last_id, in index order, until it returns
     // false.
     template <class Visit>
@@ -217,6 +226,7 @@ class RowMeasure {
     Workspace& workspace_;
     EntryList& list_;
     float listed_from_ = kInfinity;  // list_ holds every entry from here on
+    bool are_few_ = true;            // entries from the last threshold on
 };
 
 }  // namespace dspark::DSPARK_ISA::sampling

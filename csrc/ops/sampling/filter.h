@@ -15,6 +15,14 @@ DSPARK_DEVICE float from_order_key(int64_t key) {
     return bit_cast<float>(bits >= 0 ? bits : bits ^ 0x7FFFFFFF);
 }
 
+// About 1 / x for normal x > 0, for guesses. On devices a division is a call, around which the
+// registers of everything that goes on must be kept.
+DSPARK_DEVICE float rough_reciprocal(float x) {
+    float r = bit_cast<float>(0x7EF311C7u - bit_cast<uint32_t>(x));
+    for (int step = 0; step < 2; ++step) r = r * (2.0f - x * r);
+    return r;
+}
+
 // What of a row lies at or above a threshold: how many entries, or their canonical mass.
 enum class Amount { kCount, kMass };
 struct Probe {
@@ -23,47 +31,82 @@ struct Probe {
     float below;     // the largest entry below it
 };
 
+// What a request asks for.
+struct Filters {
+    int32_t top_k;  // <= 0: off
+    float top_p;    // >= 1: off
+    float min_p;    // <= 0: off
+};
+
 // One row while its cut is being found. Measure answers questions about the row; each backend has
 // its own (cpu_measure.h, block_measure.h). Where threads share a row, all of them run this text
-// with the same values.
+// with the same values; there it becomes one function, so each question is asked at one place.
 template <class Measure>
 class RowFilter {
   public:
     DSPARK_DEVICE RowFilter(Law& law, Measure& measure) : law_(law), measure_(measure) {}
 
-    // Keeps the k largest.
-    DSPARK_DEVICE void top_k(int64_t k) {
-        const double need = static_cast<double>(k);
-        const Covered from = cover(Amount::kCount, need);
-        if (from.amount < need) return;  // not that many above -inf
-        const float t = largest_reaching(Amount::kCount, from, need);
-        int64_t wanted = k - measure_.count({t, kNoTie});
-        enter_ties(t, kEveryTie, [&](double) { return wanted-- > 0; });
+    // Cuts the law. Renormalises in the end, and after top-k if top-p asks for the mass.
+    DSPARK_DEVICE void apply(const Filters& filters) {
+        const bool has_top_k = filters.top_k > 0;
+        const bool has_top_p = filters.top_p < 1.0f;
+        for (int step = 0; step < 3; ++step) {
+            if (step == 0 ? has_top_k : step == 1 && has_top_p) {
+                keep_largest(step == 0 ? Amount::kCount : Amount::kMass,
+                             step == 0 ? static_cast<double>(filters.top_k)
+                                       : static_cast<double>(filters.top_p) * law_.total);
+            }
+            if (step == 2 && filters.min_p > 0.0f) keep_likely(filters.min_p);
+            const bool is_asked = step == 2 || (step == 0 && has_top_p);
+            if (is_asked && cut_.x > -kInfinity) {
+                law_.cut = cut_;
+                law_.total = measure_.sum_tiles(cut_, law_.tile_sum);
+            }
+        }
     }
 
-    // Keeps the largest until their mass reaches top_p of what is kept so far.
-    DSPARK_DEVICE void top_p(float top_p) {
-        if (top_p <= 0.0f) {
-            int64_t wanted = 1;
-            enter_ties(law_.maximum, kEveryTie, [&](double) { return wanted-- > 0; });
-            return;
+  private:
+    // Keeps the largest entries, at least one, until their amount reaches `need`; all that is kept
+    // so far if it does not.
+    //
+    // Finds the largest entry from which on the amount reaches `need`: first a threshold that is
+    // low enough, then bounds [begin, end], one of which each step moves to an entry next to the
+    // pivot. Interpolation and bisection by turns.
+    DSPARK_DEVICE void keep_largest(Amount kind, double need) {
+        const float floor = cut_.x > -kInfinity ? cut_.x : -kFltMax;
+        float begin = law_.maximum;
+        float end = law_.maximum;
+        float beyond = 0.0f;  // what the amount at `begin` has beyond `need`
+        double above_end = 0.0;
+        bool has_begin = need <= 0.0;
+        for (int step = 0; !has_begin || begin < end; ++step) {
+            float pivot;
+            if (has_begin) {
+                const float range = beyond + static_cast<float>(need - above_end);
+                const float part = step % 2 == 0 ? beyond * rough_reciprocal(range) : 0.5f;
+                pivot = begin + (end - begin) * part;
+                if (!(pivot > begin && pivot < end)) pivot = end;
+            } else {
+                pivot = measure_.reach_down(kind, need, floor, step);
+            }
+            const Probe probe = measure_.probe(kind, pivot, cut_);
+            if (probe.amount >= need) {
+                if (!has_begin) step = 1;
+                has_begin = true;
+                begin = probe.at_least;
+                beyond = static_cast<float>(probe.amount - need);
+            } else if (has_begin) {
+                end = probe.below;
+                above_end = probe.amount;
+            } else if (pivot == floor) {
+                return;
+            }
         }
-        const Cut before = cut_;
-        const double all = before.x > -kInfinity ? measure_.mass(before) : law_.total;
-        const double need = static_cast<double>(top_p) * all;
-        const float t = largest_reaching(Amount::kMass, cover(Amount::kMass, need), need);
-        double reached = measure_.mass({t, kNoTie});
-        bool is_first = true;
-        enter_ties(t, t == before.x ? before.id : kEveryTie, [&](double p) {
-            if (!is_first && reached >= need) return false;
-            is_first = false;
-            reached += p;
-            return true;
-        });
+        enter_ties(kind, begin, above_end, need);
     }
 
     // Keeps what is at least min_p times as likely as the maximum.
-    DSPARK_DEVICE void min_p(float min_p) {
+    DSPARK_DEVICE void keep_likely(float min_p) {
         const double bound = min_p < 1.0f ? log2_double(static_cast<double>(min_p)) : 0.0;
         const auto is_likely = [&](float x) {
             const double below = static_cast<double>(x) - static_cast<double>(law_.maximum);
@@ -82,69 +125,13 @@ class RowFilter {
         cut_ = stricter({high, kEveryTie}, cut_);
     }
 
-    // Makes the cut the law's, and renormalises.
-    DSPARK_DEVICE void finish() {
-        if (cut_.x == -kInfinity) return;
-        law_.cut = cut_;
-        measure_.sum_tiles(cut_, law_.tile_sum);
-        law_.total = measure_.add_up(law_.tile_sum);
-    }
-
-  private:
-    struct Covered {
-        float from;
-        double amount;
-    };
-
-    // A threshold whose amount reaches `need`, if there is one, with the entries from there on
-    // listed if they are few.
-    DSPARK_DEVICE Covered cover(Amount kind, double need) {
-        const float floor = cut_.x > -kInfinity ? cut_.x : -kFltMax;
-        float from = floor;
-        if (!measure_.is_listed(floor)) {
-            bool are_few = true;
-            for (float reach = 12.0f; reach <= 48.0f; reach *= 2.0f) {
-                const float wished = law_.maximum - reach / law_.scale;
-                from = wished > floor ? wished : floor;
-                are_few = are_few && measure_.list(from);
-                const double amount = measure_.amount(kind, stricter({from, kEveryTie}, cut_));
-                if (amount >= need || from == floor) return {from, amount};
-            }
-            from = floor;
-            if (are_few) measure_.list(from);
-        }
-        return {from, measure_.amount(kind, stricter({from, kEveryTie}, cut_))};
-    }
-
-    // The largest entry t whose amount reaches `need`, as that of `low` does; the amount falls as t
-    // grows. Interpolation and bisection by turns; each step moves one bound to an entry next to
-    // the pivot.
-    DSPARK_DEVICE float largest_reaching(Amount kind, Covered low, double need) {
-        float begin = low.from;
-        float end = law_.maximum;
-        double at_begin = low.amount;
-        double above_end = 0.0;
-        for (bool interpolate = true; begin < end; interpolate = !interpolate) {
-            const double part = (at_begin - need) / (at_begin - above_end);
-            const float guess = begin + (end - begin) * static_cast<float>(part);
-            float pivot = interpolate ? guess : begin + (end - begin) * 0.5f;
-            if (!(pivot > begin && pivot < end)) pivot = end;
-            const Probe probe = measure_.probe(kind, pivot, cut_);
-            if (probe.amount >= need) {
-                begin = probe.at_least;
-                at_begin = probe.amount;
-            } else {
-                end = probe.below;
-                above_end = probe.amount;
-            }
-        }
-        return begin;
-    }
-
-    // Sets the cut to everything above t and those of the entries equal to t, with ids up to
-    // last_id and in index order, that enters(p) lets in; the first one refused ends it.
-    template <class Enters>
-    DSPARK_DEVICE void enter_ties(float t, int32_t last_id, Enters enters) {
+    // Sets the cut to everything above t, whose amount is `above`, and, in index order, those of
+    // the entries equal to t (and within the cut so far) that it takes to reach `need`, at least
+    // one.
+    DSPARK_DEVICE void enter_ties(Amount kind, float t, double above, double need) {
+        const int32_t last_id = t == cut_.x ? cut_.id : kEveryTie;
+        double reached = above;
+        bool is_first = true;
         cut_ = {t, kNoTie};
         measure_.count_ties(t, last_id);
         for (int tile = 0; tile < num_tiles(law_.vocab); ++tile) {
@@ -153,7 +140,10 @@ class RowFilter {
             const float weight = exp2_nonpositive((t - law_.tile_max[tile]) * law_.scale);
             const double p = tile_mass(weight, law_.tile_scale[tile]);
             int entered = 0;
-            while (entered < ties && enters(p)) ++entered;
+            for (; entered < ties && (is_first || reached < need); ++entered) {
+                reached += kind == Amount::kCount ? 1.0 : p;
+                is_first = false;
+            }
             if (entered < ties) {
                 if (entered > 0) cut_.id = measure_.tie_id(tile, t, entered - 1);
                 return;
@@ -173,13 +163,10 @@ template <class Measure>
 DSPARK_DEVICE void filter_cut(Law& law, const LawArgs& args, int64_t i, Measure& measure) {
     if (law.is_empty || law.is_greedy) return;
     const int64_t k = args.top_k.data != nullptr ? args.top_k[i] : 0;
-    const float top_p = args.top_p != nullptr ? args.top_p[i] : 1.0f;
-    const float min_p = args.min_p != nullptr ? args.min_p[i] : 0.0f;
-    RowFilter<Measure> filter(law, measure);
-    if (k > 0 && k < law.vocab) filter.top_k(k);
-    if (top_p < 1.0f) filter.top_p(top_p);
-    if (min_p > 0.0f) filter.min_p(min_p);
-    filter.finish();
+    const Filters filters = {k < law.vocab ? static_cast<int32_t>(k > 0 ? k : 0) : 0,
+                             args.top_p != nullptr ? args.top_p[i] : 1.0f,
+                             args.min_p != nullptr ? args.min_p[i] : 0.0f};
+    RowFilter<Measure>(law, measure).apply(filters);
 }
 
 }  // namespace dspark::DSPARK_ISA::sampling
