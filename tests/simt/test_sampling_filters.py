@@ -1,0 +1,102 @@
+"""Filters on the emulator give the CPU backend's bits, and read a peaked row once."""
+
+import emulated
+import numpy as np
+import pytest
+import torch
+from emulated import FULL, WARP_SIZES
+from kit import FLOATS, bits_equal, name
+
+from dspark_ext import sampling
+
+OFF = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
+
+
+def row_of(kind: str, vocab: int, rng) -> np.ndarray:
+    row = (rng.standard_normal(vocab) * 3).astype(np.float32)
+    at = rng.integers(vocab)
+    if kind == "flat":
+        row /= 3
+    elif kind == "peaked":  # as a language model's: a power law, in any order
+        row = (-1.6 * np.log(rng.permutation(vocab) + 1) + 0.1 * row).astype(np.float32)
+    elif kind == "confident":
+        row[at] = 40
+    elif kind == "ties":
+        row = np.round(row)
+    elif kind == "equal":
+        row[:] = 0.5
+    elif kind == "zeros":
+        row = np.copysign(np.zeros(vocab, np.float32), row)
+    elif kind in ("masked", "few", "lowest"):
+        row[rng.random(vocab) < (0.99 if kind == "few" else 0.7)] = (
+            -3e38 if kind == "lowest" else -np.inf
+        )
+        row[at] = 1
+    elif kind == "front":  # frequent tokens first
+        row[: vocab // 20] += 8
+    elif kind == "nan":
+        row[at] = np.nan
+    if kind in ("infinite", "nan"):
+        row[rng.integers(vocab, size=2)] = np.inf
+    return row
+
+
+KINDS = [
+    "normal", "flat", "peaked", "confident", "ties", "equal", "zeros", "masked", "few", "lowest",
+    "front", "infinite", "nan",
+]  # fmt: skip
+
+
+def filters_of(vocab: int, rng) -> list[dict]:
+    """Each filter alone at its ends and in between, then all of them at random."""
+    some = [{"top_k": k} for k in (1, 2, 50, vocab // 2, vocab - 1)]
+    some += [{"top_p": p} for p in (0.0, 1e-9, 0.1, 0.5, 0.9, 0.999999)]
+    some += [{"min_p": p} for p in (1e-6, 0.05, 1.0)]
+    for _ in range(6):
+        some.append(
+            {"top_k": int(rng.integers(vocab + 1)), "top_p": float(rng.random())}
+            | ({"min_p": float(rng.random() / 3)} if rng.random() < 0.5 else {})
+        )
+    return [OFF | f for f in some]
+
+
+def check(kinds, vocab, dtype, rng, filters=None, shift=0, **emulation):
+    filters = filters or filters_of(vocab, rng)
+    for kind in kinds:
+        memory = torch.zeros(len(filters) * vocab + shift, dtype=dtype)
+        logits = memory[shift:].view(len(filters), vocab)  # from an odd address on
+        logits[:] = torch.tensor(row_of(kind, vocab, rng)).to(dtype)
+        settings = {key: torch.tensor([f[key] for f in filters]) for key in OFF}
+        temperature = float(rng.choice([0.3, 1.0]))
+        want = sampling.target_probs(logits, temperature=temperature, **settings)
+        with emulated.operators(**emulation):
+            got = sampling.target_probs(logits, temperature=temperature, **settings)
+        for i, f in enumerate(filters):
+            assert bits_equal(got[i], want[i]), (kind, temperature, f)
+
+
+@pytest.mark.parametrize("warp_size", WARP_SIZES)
+@pytest.mark.parametrize("dtype", FLOATS, ids=name)
+def test_small_rows(dtype, warp_size, rng):
+    for vocab in (1, 2, 31, 255, 256, 257, 1500, 4097):
+        seed, shift = int(rng.integers(100)), int(rng.integers(8))
+        check(KINDS, vocab, dtype, rng, shift=shift, warp_size=warp_size, seed=seed, level=FULL)
+
+
+@pytest.mark.parametrize("warp_size", WARP_SIZES)
+@pytest.mark.parametrize("vocab", [32000, 129280], ids=lambda v: f"V={v}")
+def test_large_rows(vocab, warp_size, rng):
+    filters = filters_of(vocab, rng)
+    for kind in KINDS:
+        dtype = FLOATS[int(rng.integers(len(FLOATS)))]
+        some = [filters[i] for i in rng.choice(len(filters), 4, replace=False)]
+        check([kind], vocab, dtype, rng, some, warp_size=warp_size)
+
+
+@pytest.mark.parametrize("kind", ["peaked", "confident", "flat", "few"])
+def test_top_k_reads_a_row_once(kind, rng):
+    """In loads of 16 bytes, besides its statistics and a sample of it."""
+    vocab = 129280
+    logits = torch.tensor(row_of(kind, vocab, rng))[None]
+    moved = emulated.counters(lambda: sampling.target_probs(logits, top_k=50, top_p=0.9))
+    assert moved["kernels"]["filter_laws"]["accesses_16"] * 16 <= vocab * 4
