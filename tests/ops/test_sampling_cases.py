@@ -20,6 +20,8 @@ from lawkit import assert_law
 
 from dspark_ext import sampling
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 ALL_METHODS = [*METHODS, "greedy"]
 NAN = float("nan")
 
@@ -36,6 +38,7 @@ def placeholder_rows() -> torch.Tensor:
     return torch.stack([one_hot_row(8, 2), quarter, one_hot_row(8, 6), one_hot_row(8, 7)])
 
 
+@pytest.mark.no_emulator
 @pytest.mark.parametrize("bad_id", [-1, -7, 8, 9, 2**40, -(2**62)])
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("draft", ["dense", "onehot"])
@@ -93,6 +96,7 @@ def test_br002_nan_row_is_flagged(method, nan, temperature, vocab, generator):
         assert bits_equal(got[1:], alone)
 
 
+@pytest.mark.no_emulator
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("bad", ["nan logits", "empty logits", "nan prob", "negative", "above 1"])
 def test_br002_invalid_draft_distribution_is_no_proposal(bad, method):
@@ -135,6 +139,7 @@ def far_rows() -> torch.Tensor:
     return rows
 
 
+@pytest.mark.no_emulator
 def test_br003_target_offsets_past_2_to_31(far_rows):
     peaks = (7919 * torch.arange(BIG_ROWS) % SMALL_VOCAB).reshape(963, 16)
     out = verify(far_rows, peaks[:, :15].contiguous(), temperature=0.0)
@@ -142,6 +147,7 @@ def test_br003_target_offsets_past_2_to_31(far_rows):
     assert torch.equal(out.token_ids, peaks)
 
 
+@pytest.mark.no_emulator
 def test_br003_filters_and_samples_past_2_to_31(far_rows):
     options = {"temperature": 1.0, "top_k": 5, "top_p": 0.9}
     near = far_rows[-100:].clone()
@@ -155,6 +161,7 @@ def test_br003_filters_and_samples_past_2_to_31(far_rows):
     )
 
 
+@pytest.mark.no_emulator
 @pytest.mark.parametrize("method", METHODS)
 def test_br003_draft_offsets_past_2_to_31(far_rows, method):
     draft = far_rows[: 963 * 15].unflatten(0, (963, 15))

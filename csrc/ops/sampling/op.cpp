@@ -6,7 +6,6 @@
 #include "ops/sampling/op.h"
 #if defined(DSPARK_BUILD_CUDA) || defined(DSPARK_BUILD_HIP)
 #include "host/gpu.h"
-#include "ops/sampling/launch.h"
 #define DSPARK_HAS_GPU
 #endif
 
@@ -123,7 +122,9 @@ struct OnGpu {
                        int (*SamplingLaunch::*sequence)(const Args&, void*)) {
         const gpu::Device device(op, logits);
         const Tensor workspace = allocate_workspace(args, logits);
-        device.check((device.backend().sampling->*sequence)(args, device.stream()));
+        const int code = (device.backend().sampling->*sequence)(args, device.stream());
+        refuse_too_many_blocks(op, code);
+        device.check(code);
     }
 };
 

@@ -13,6 +13,7 @@
 #include <tuple>
 
 #include "ops/sampling/checks.h"
+#include "ops/sampling/launch.h"
 
 namespace dspark::sampling {
 
@@ -209,6 +210,12 @@ Tensor allocate_workspace(Args& args, const Tensor& logits) {
     Tensor workspace = host::new_tensor(logits, {bytes}, ScalarType::Byte);
     place_workspace(args, static_cast<char*>(workspace.mutable_data_ptr()));
     return workspace;
+}
+
+// Names the one failure of a launch sequence that is the caller's to avoid.
+inline void refuse_too_many_blocks(const char* op, int code) {
+    if (code != kTooManyBlocks) return;
+    fail(op, "logits", "expected rows of some 16 million tiles of 4096 entries in all, got more");
 }
 
 }  // namespace dspark::sampling

@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "backends/simt/emulator.h"
-#include "ops/sampling/launch.h"
 #include "ops/sampling/op.h"
 
 namespace dspark::sampling {
@@ -208,6 +207,7 @@ struct OnEmulator {
         memory.register_all();
         emulator::clear_error();
         const int code = (simt::sampling_launch().*sequence)(args, nullptr);
+        refuse_too_many_blocks(op, code);
         if (code != 0) fail(op, "the emulator", emulator::error_text(code));
     }
 };
