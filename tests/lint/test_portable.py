@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from ._sources import FAMILIES, ROOT, code_files, text, without_comments
+from ._sources import FAMILIES, code_files, text, without_comments
 
 INTRINSICS = re.compile(
     r"immintrin|x86intrin|arm_neon|arm_sve|\b_mm\d*_|\b__m(128|256|512)|__builtin_ia32|\basm\b"
