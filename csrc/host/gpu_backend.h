@@ -9,11 +9,13 @@
 namespace dspark {
 
 struct SamplingLaunch;  // ops/sampling/launch.h
+struct VerifyLaunch;    // ops/verify/launch.h
 
 struct GpuBackend {
     const char* name;                       // "cuda" or "hip"
     const char* (*error_string)(int code);  // of a code that a launch function returned
     const SamplingLaunch* sampling;
+    const VerifyLaunch* verify;
 };
 
 namespace cuda {

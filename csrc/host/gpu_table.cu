@@ -3,6 +3,7 @@
 
 #include "device/backend.h"
 #include "ops/sampling/launch.h"
+#include "ops/verify/launch.h"
 
 #define DSPARK_TEXT_OF(name) #name
 #define DSPARK_TEXT(name) DSPARK_TEXT_OF(name)
@@ -10,7 +11,8 @@
 namespace dspark::DSPARK_ISA {
 
 const GpuBackend* gpu_backend() {
-    static const GpuBackend table = {DSPARK_TEXT(DSPARK_ISA), &error_string, &sampling_launch()};
+    static const GpuBackend table = {DSPARK_TEXT(DSPARK_ISA), &error_string, &sampling_launch(),
+                                     &verify_launch()};
     return &table;
 }
 

@@ -1,7 +1,8 @@
-"""The sampling operators on the SIMT emulator, for tests.
+"""The operators on the SIMT emulator, for tests.
 
     with emulated.operators(warp_size=64, seed=3):
         out = sampling.rejection_sample(...)  # CPU tensors, the device kernels
+        out = torch.ops.dspark_simt.schedule(...)  # the same of the verify operators
 
 What runs is built on first use from tests/simt/operators: the checks and the allocation of a GPU
 call, the launch sequences and kernels as the emulator compiles them, as torch operators in the
@@ -22,7 +23,10 @@ from emulator import BOUNDS, COUNTERS, FULL, Emulator, build, find_program
 
 __all__ = ["BOUNDS", "COUNTERS", "FULL", "WARP_SIZES", "counters", "operators"]
 
-OPERATORS = ("target_probs", "sample", "rejection_sample", "block_acceptance")
+OPERATORS = (
+    *("target_probs", "sample", "rejection_sample", "block_acceptance"),
+    *("schedule", "pack", "unpack", "commit", "accumulate_stats"),
+)
 WARP_SIZES = (4, 32, 64)
 
 

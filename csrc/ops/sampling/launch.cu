@@ -1,6 +1,7 @@
 // The launch sequences of the sampling family: one text for CUDA, HIP and the emulator.
 #include "ops/sampling/launch.h"
 
+#include "device/sequence.h"
 #include "ops/sampling/kernel.h"
 #include "ops/sampling/kernel_filter.h"
 #include "ops/sampling/kernel_law.h"
@@ -12,27 +13,6 @@ namespace {
 
 using namespace sampling;
 using dspark::sampling::has_filters;
-
-// One-dimensional launches on one stream; after the first failure the rest is skipped.
-class Sequence {
-  public:
-    explicit Sequence(void* stream) : stream_(stream) {}
-
-    template <class Args>
-    void run(const char* name, void (*kernel)(Args), int64_t blocks, const Args& args) {
-        if (code_ != 0) return;
-        code_ = blocks > kMostBlocks ? kTooManyBlocks
-                                     : launch(name, kernel, {static_cast<int>(blocks), 1, 1},
-                                              kThreads, stream_, args);
-    }
-    int code() const { return code_; }
-
-  private:
-    static constexpr int64_t kMostBlocks = (int64_t{1} << 32) / kThreads - 1;  // HIP counts threads
-
-    void* stream_;
-    int code_ = 0;
-};
 
 // Statistics of every row, then (if filters cut them, or nothing later does it) their laws.
 template <int W, bool kFinish, class Rows>

@@ -1,14 +1,11 @@
 // The launch sequences of the sampling family, declared once per device backend: each returns 0 or
-// the vendor's error code of the first launch that failed, or kTooManyBlocks. The scratch of the
-// arguments is in place (workspace.h); `stream` is the vendor's stream.
+// the vendor's error code of the first launch that failed, or kTooManyBlocks (device/sequence.h).
+// The scratch of the arguments is in place (workspace.h); `stream` is the vendor's stream.
 #pragma once
 
 #include "ops/sampling/args.h"
 
 namespace dspark {
-
-// More blocks than a grid can have: some 16 million, at 4096 logits each.
-constexpr int kTooManyBlocks = -1;
 
 struct SamplingLaunch {
     int (*target_probs)(const TargetProbsArgs& args, void* stream);

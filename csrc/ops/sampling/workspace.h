@@ -2,6 +2,7 @@
 // outputs. Nothing needs to be cleared: what a kernel reads, a kernel of the same call has written.
 #pragma once
 
+#include "device/layout.h"
 #include "ops/sampling/args.h"
 
 namespace dspark::sampling {
@@ -9,24 +10,6 @@ namespace dspark::sampling {
 // Largest sizes that the device kernels are made for.
 constexpr int32_t kMaxDeviceDrafts = 256;
 constexpr int32_t kMaxDeviceVocab = 1024 * 4096;
-
-// Hands out aligned pieces of a block; with a null block it only adds up.
-class Layout {
-  public:
-    explicit Layout(Global<char> base) : base_(base) {}
-
-    template <class T>
-    Global<T> take(int64_t count) {
-        const int64_t begin = bytes_;
-        bytes_ += (count * static_cast<int64_t>(sizeof(T)) + 255) / 256 * 256;
-        return base_ == nullptr ? Global<T>(nullptr) : global_cast<T>(base_ + begin);
-    }
-    int64_t bytes() const { return bytes_; }
-
-  private:
-    Global<char> base_;
-    int64_t bytes_ = 0;
-};
 
 inline bool has_filters(const LawArgs& law) {
     return law.top_k.data != nullptr || law.top_p != nullptr || law.min_p != nullptr;

@@ -156,6 +156,43 @@ DSPARK_DEVICE bool pays(const ScheduleArgs& args, Yield now, Yield more) {
            rate_of(more.units, more_seconds) > rate_of(now.units, seconds);
 }
 
+constexpr int64_t kNoEnd = INT64_MAX;
+
+// Goes along the order of the drafts, from anywhere on, and finds where it ends: early_stop and
+// lagged, the others admit all there is room for.
+struct OrderSearch {
+    Yield yield;    // with all drafts so far
+    int64_t count;  // of them
+    int64_t end;    // drafts to admit, or kNoEnd: not to be seen from here
+    double rate;    // lagged: tokens per second there, -1 before any was found
+
+    // The next draft. False: nothing further is to be looked at. `forced`: drafts of the order that
+    // are admitted first; `room`: how many may be in all.
+    DSPARK_DEVICE bool add(const ScheduleArgs& args, int64_t forced, int64_t room, uint64_t key) {
+        const Yield more = {yield.rows + 1, yield.units + key_units(key)};
+        if (args.mode == ScheduleMode::kEarlyStop && !is_forced_key(key) &&
+            !pays(args, yield, more)) {
+            end = count;
+            return false;
+        }
+        yield = more;
+        ++count;
+        if (args.mode == ScheduleMode::kLagged) consider(args, forced, room);
+        return true;
+    }
+
+    // Takes what was added so far for the end if no smaller number of drafts is as good. Called
+    // once more before the first draft of the order is added.
+    DSPARK_DEVICE void consider(const ScheduleArgs& args, int64_t forced, int64_t room) {
+        if (count < forced || count > room) return;
+        const double here = rate_of(args, yield);
+        if (here > rate) {
+            rate = here;
+            end = count;
+        }
+    }
+};
+
 // ---- mode uniform -------------------------------------------------------------------------------
 
 DSPARK_DEVICE int32_t most_uniform_drafts(const ScheduleArgs& args, int32_t live) {

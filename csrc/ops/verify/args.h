@@ -13,18 +13,20 @@ enum class ScheduleMode { kFixed, kThreshold, kEarlyStop, kBudget, kLagged, kUni
 constexpr int kPlaceBits = 22;
 constexpr int64_t kMostCandidates = int64_t{1} << kPlaceBits;
 
-// Scratch of the device kernels, where one block cannot hold the candidates (workspace.h). The
-// second half of each array is that of the lagged confidences.
+// Candidates that one block of a device sorts.
+constexpr int kTileCandidates = 4096;
+
+// Scratch of the device kernels where one block cannot hold the candidates. Of [2, ...] the second
+// half belongs to the lagged confidences.
 struct ScheduleScratch {
-    int32_t tiles;                // of kTileCandidates candidates
+    int32_t tiles;
     Global<uint64_t> tile_keys;   // [2, tiles, kTileCandidates] each tile ascending
     Global<uint64_t> keys;        // [2, tiles * kTileCandidates] ascending
-    Global<int64_t> tile_counts;  // [2, tiles] candidates of a tile
-    Global<int64_t> tile_forced;  // [2, tiles] drafts that are admitted first, and
-    Global<int64_t> tile_units;   // [2, tiles] their tokens
-    Global<int64_t> run_units;    // [tiles] tokens of a tile's length of ascending candidates
-    Global<int64_t> run_ends;     // [tiles] where the order ends, as seen from there
-    Global<double> run_rates;     // [tiles] and the rate there (lagged)
+    Global<int64_t> tile_counts;  // [2, tiles] candidates, + 2^32 for each that is forced
+    Global<int64_t> tile_units;   // [2, tiles] tokens of the forced ones
+    Global<int64_t> run_units;    // [tiles] tokens of kTileCandidates ascending candidates
+    Global<int64_t> run_ends;     // [tiles] where the order ends, as far as can be seen there
+    Global<double> run_rates;     // [tiles] and the rate there
 };
 
 // B requests, K draft positions. docs/numerics.md section 9.
@@ -92,6 +94,7 @@ struct UnpackArgs {
     int64_t num_drafts;    // K
     int64_t row_size;      // elements of a row
     int64_t element_size;  // bytes: 1, 2, 4, 8 or 16
+    int64_t unit;          // bytes, as many as 16: every row begins and ends at a multiple of them
     // output
     Global<void> block;  // [B, K + 1, row_size]
 };

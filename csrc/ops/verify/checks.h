@@ -171,6 +171,15 @@ inline RowLayout check_layout(const Call& call, const Tensor& query_start_loc, i
             batch, rows_per_request};
 }
 
+// The most bytes, up to 16, that divide two addresses and a distance.
+inline int64_t common_unit(const void* a, const void* b, int64_t bytes) {
+    const uint64_t all = reinterpret_cast<uintptr_t>(a) | reinterpret_cast<uintptr_t>(b) |
+                         static_cast<uint64_t>(bytes);
+    int64_t unit = 16;
+    while (all % static_cast<uint64_t>(unit) != 0) unit /= 2;
+    return unit;
+}
+
 struct Complaint {
     const char* argument;
     const char* expected;

@@ -69,37 +69,25 @@ class CandidateOrder {
     int64_t forced_units_ = 0;
 };
 
-// The number of drafts, at most `room`, at which the lagged confidences promise the highest rate;
-// the smallest of several.
+// Where the order of the lagged confidences ends.
 inline int64_t best_lagged_drafts(const ScheduleArgs& args, int32_t live, int64_t room) {
     CandidateOrder order(args, args.lagged_confidence, live);
-    if (order.forced() >= room) return room;
-    Yield yield = {live, live * kToken + order.forced_units()};
-    int64_t best = 0;
-    double best_rate = -1.0;
-    while (true) {
-        if (yield.rows - live >= order.forced() && rate_of(args, yield) > best_rate) {
-            best = yield.rows - live;
-            best_rate = rate_of(args, yield);
-        }
-        if (order.is_empty() || yield.rows - live == room) return best;
-        yield = {yield.rows + 1, yield.units + key_units(order.top())};
-        order.pop();
+    OrderSearch search = {{live, live * kToken + order.forced_units()}, 0, kNoEnd, -1.0};
+    search.consider(args, order.forced(), room);
+    for (; !order.is_empty() && search.count < room; order.pop()) {
+        search.add(args, order.forced(), room, order.top());
     }
+    return smaller(search.end, room);
 }
 
 // Admits the drafts in order; `room` is how many may be at most.
 inline void admit_in_order(const ScheduleArgs& args, int32_t live, int64_t room) {
     CandidateOrder order(args, args.confidence, live);
-    Yield yield = {live, live * kToken + order.forced_units()};
+    OrderSearch search = {{live, live * kToken + order.forced_units()}, 0, kNoEnd, -1.0};
+    const bool stops = args.mode == ScheduleMode::kEarlyStop;
     for (; room > 0 && !order.is_empty(); --room, order.pop()) {
         const uint64_t key = order.top();
-        const Yield more = {yield.rows + 1, yield.units + key_units(key)};
-        if (args.mode == ScheduleMode::kEarlyStop && !is_forced_key(key) &&
-            !pays(args, yield, more)) {
-            return;
-        }
-        yield = more;
+        if (stops && !search.add(args, order.forced(), room, key)) return;
         args.verify_lens[order.request_of(key)] = static_cast<int32_t>(order.position_of(key)) + 1;
     }
 }

@@ -1,15 +1,22 @@
-// The verify family on the CPU: how it runs its kernels.
+// The verify family on the CPU and on GPUs: how each runs its kernels.
 #include "ops/verify/op.h"
 
 #include <vector>
 
 #include "backends/cpu/isa.h"
 #include "ops/verify/cpu.h"
+#if defined(DSPARK_BUILD_CUDA) || defined(DSPARK_BUILD_HIP)
+#include "host/gpu.h"
+#include "ops/verify/launch.h"
+#define DSPARK_HAS_GPU
+#endif
 
 namespace dspark::verify {
 namespace {
 
 struct OnCpu {
+    static constexpr bool kOnDevice = false;
+
     static void check_device(const char* op, const char* name, const Tensor& tensor) {
         Arg(op, name, tensor).on_cpu();
     }
@@ -39,9 +46,54 @@ struct OnCpu {
     }
 };
 
+#ifdef DSPARK_HAS_GPU
+
+// On torch's current stream of the device; without waiting for the kernels, so that a graph can
+// capture them.
+struct OnGpu {
+    static constexpr bool kOnDevice = true;
+
+    static void check_device(const char* op, const char* name, const Tensor& tensor) {
+        if (!tensor.is_cuda()) fail(op, name, "expected the GPU of the other tensors, got cpu");
+    }
+    static void run(ScheduleArgs& args, const Tensor& like) {
+        const gpu::Device device("schedule", like);
+        const Tensor workspace = allocate_workspace(args, like);
+        device.check(device.backend().verify->schedule(args, device.stream()));
+    }
+    static void run(const PackArgs& args, const Tensor& like) {
+        launch("pack", args, like, &VerifyLaunch::pack);
+    }
+    static void run(const UnpackArgs& args, const Tensor& like) {
+        launch("unpack", args, like, &VerifyLaunch::unpack);
+    }
+    static void run(const CommitArgs& args, const Tensor& like) {
+        launch("commit", args, like, &VerifyLaunch::commit);
+    }
+    static void run(const AccumulateStatsArgs& args, const Tensor& like) {
+        launch("accumulate_stats", args, like, &VerifyLaunch::accumulate_stats);
+    }
+
+  private:
+    template <class Args>
+    static void launch(const char* op, const Args& args, const Tensor& like,
+                       int (*VerifyLaunch::*sequence)(const Args&, void*)) {
+        const gpu::Device device(op, like);
+        device.check((device.backend().verify->*sequence)(args, device.stream()));
+    }
+};
+
+#endif
+
 }  // namespace
 }  // namespace dspark::verify
 
 STABLE_TORCH_LIBRARY_IMPL(dspark_ext, CPU, m) {
     dspark::verify::Operators<dspark::verify::OnCpu>::implement(m);
 }
+
+#ifdef DSPARK_HAS_GPU
+STABLE_TORCH_LIBRARY_IMPL(dspark_ext, CUDA, m) {
+    dspark::verify::Operators<dspark::verify::OnGpu>::implement(m);
+}
+#endif

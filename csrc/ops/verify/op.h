@@ -1,6 +1,7 @@
 // The operators of the verify family: checks and allocation, then the kernels of a backend.
 //
 // A Backend is a struct of static members:
+//     kOnDevice                        the kernels are those of a GPU, with their limits
 //     check_device(op, name, tensor)   fails unless the backend serves the tensor's device
 //     run(args, like)                  for each argument struct; `like` is on the device
 #pragma once
@@ -12,6 +13,7 @@
 #include <tuple>
 
 #include "ops/verify/checks.h"
+#include "ops/verify/workspace.h"
 
 namespace dspark::verify {
 
@@ -57,6 +59,11 @@ struct Operators {
             output(like, {args.batch + 1}, ScalarType::Int, args.query_start_loc);
         Tensor num_rows = output(like, {}, ScalarType::Int, args.num_rows);
         Tensor expected_tokens = output(like, {}, ScalarType::Float, args.expected_tokens);
+        if (Backend::kOnDevice && args.num_positions > kMostDeviceDrafts) {
+            fail(op, "confidence",
+                 "expected at most K=" + std::to_string(kMostDeviceDrafts) + " on a GPU, got " +
+                     std::to_string(args.num_positions));
+        }
         Backend::run(args, like);
         return {verify_lens, query_start_loc, num_rows, expected_tokens};
     }
@@ -123,6 +130,8 @@ struct Operators {
         }
         Tensor block = new_tensor(rows, shape, rows.scalar_type());
         args.block = block.mutable_data_ptr();
+        args.unit = common_unit(source.const_data_ptr(), block.const_data_ptr(),
+                                args.row_size * args.element_size);
         Backend::run(args, rows);
         return block;
     }
@@ -194,5 +203,14 @@ struct Operators {
         m.impl("accumulate_stats", TORCH_BOX(&accumulate_stats));
     }
 };
+
+// Puts the scratch of a call into one allocation on the device of `like`. It may be freed as soon
+// as the kernels are launched: torch reuses it in the order of the stream.
+inline Tensor allocate_workspace(ScheduleArgs& args, const Tensor& like) {
+    const int64_t bytes = place_workspace(args, nullptr);
+    Tensor workspace = new_tensor(like, {bytes}, ScalarType::Byte);
+    place_workspace(args, static_cast<char*>(workspace.mutable_data_ptr()));
+    return workspace;
+}
 
 }  // namespace dspark::verify

@@ -4,27 +4,17 @@
 // The kernels may touch what they are entitled to and nothing else: the rows of valid requests,
 // each a buffer of its own, parameters, outputs and scratch. Outputs and scratch hold garbage
 // before.
-#include <algorithm>
 #include <cmath>
-#include <cstring>
-#include <stdexcept>
-#include <vector>
 
-#include "backends/simt/emulator.h"
+#include "memory.h"
 #include "ops/sampling/op.h"
 
 namespace dspark::sampling {
 namespace {
 
-// Memory of one call.
-class Memory {
+// Memory of one call: besides, what the argument structs of this family describe.
+class SamplingMemory : public Memory {
   public:
-    ~Memory() { emulator::unregister_all_buffers(); }
-
-    template <class T>
-    void input(Global<const T> data, int64_t count, const char* name) {
-        if (data != nullptr) add(data.address(), count * sizeof(T), name, emulator::kReadOnly);
-    }
     void index(const IndexView& view, int64_t count, const char* name, int64_t first = 0) {
         const int64_t bytes = view.is_int64 ? 8 : 4;
         if (view.data == nullptr) return;
@@ -44,53 +34,6 @@ class Memory {
         input(law.top_p, count, "top_p");
         input(law.min_p, count, "min_p");
     }
-    template <class T>
-    void output(Global<T> data, int64_t count, const char* name) {
-        if (data != nullptr) garbage(data.address(), count * sizeof(T), name);
-    }
-    void scratch(const Tensor& workspace) {
-        garbage(workspace.mutable_data_ptr(), workspace.numel(), "workspace");
-    }
-
-    // Makes the emulator aware of it. Inputs may overlap each other.
-    void register_all() {
-        emulator::unregister_all_buffers();
-        std::sort(buffers_.begin(), buffers_.end(),
-                  [](const Buffer& a, const Buffer& b) { return a.begin < b.begin; });
-        for (size_t i = 0; i < buffers_.size(); ++i) {
-            Buffer merged = buffers_[i];
-            const auto overlaps = [&](const Buffer& next) {
-                return next.begin < merged.end && next.flags == merged.flags;
-            };
-            while (i + 1 < buffers_.size() && overlaps(buffers_[i + 1])) {
-                merged.end = std::max(merged.end, buffers_[++i].end);
-            }
-            if (!emulator::register_buffer(merged.begin, merged.end - merged.begin, merged.name,
-                                           merged.flags)) {
-                throw std::runtime_error(std::string("dspark_simt: the memory of ") + merged.name +
-                                         " overlaps another argument");
-            }
-        }
-    }
-
-  private:
-    struct Buffer {
-        const char* begin;
-        const char* end;
-        const char* name;
-        int flags;
-    };
-
-    void garbage(void* data, size_t bytes, const char* name) {
-        if (bytes > 0) std::memset(data, 0x7F, bytes);
-        add(data, bytes, name, emulator::kUninitialised);
-    }
-    void add(const void* data, size_t bytes, const char* name, int flags) {
-        const char* begin = static_cast<const char*>(data);
-        if (bytes > 0) buffers_.push_back({begin, begin + bytes, name, flags});
-    }
-
-    std::vector<Buffer> buffers_;
 };
 
 // ---- which rows the kernels may read; validity.h, written a second time for the host ------------
@@ -117,7 +60,7 @@ bool is_valid_request(const VerifyArgs& args, int64_t b) {
            !std::isinf(temperature);
 }
 
-void add_verify_inputs(const VerifyArgs& args, Memory& memory) {
+void add_verify_inputs(const VerifyArgs& args, SamplingMemory& memory) {
     for (int64_t b = 0; b < args.batch; ++b) {
         if (!is_valid_request(args, b)) continue;
         const int64_t begin = row_start(args, b);
@@ -149,14 +92,14 @@ struct OnEmulator {
     }
 
     static void run_target_probs(TargetProbsArgs& args, const Tensor& logits) {
-        Memory memory;
+        SamplingMemory memory;
         add_rows(args, memory);
         memory.output(args.probs, args.rows * args.logits.vocab, "probs");
         launch("target_probs", args, logits, memory, &SamplingLaunch::target_probs);
     }
 
     static void run_sample(SampleArgs& args, const Tensor& logits) {
-        Memory memory;
+        SamplingMemory memory;
         add_rows(args, memory);
         memory.input(args.seeds, args.rows, "seeds");
         memory.input(args.positions, args.rows, "positions");
@@ -168,7 +111,7 @@ struct OnEmulator {
     }
 
     static void run_rejection_sample(VerifyArgs& args, const Tensor& logits) {
-        Memory memory;
+        SamplingMemory memory;
         add_verify_inputs(args, memory);
         const int64_t emitted = args.batch * (args.num_drafts + 1);
         memory.output(args.token_ids, emitted, "token_ids");
@@ -181,7 +124,7 @@ struct OnEmulator {
     }
 
     static void run_block_acceptance(VerifyArgs& args, const Tensor& logits) {
-        Memory memory;
+        SamplingMemory memory;
         add_verify_inputs(args, memory);
         const int64_t slots = args.batch * args.num_drafts;
         memory.output(args.prefix_prob, slots, "prefix_prob");
@@ -192,7 +135,7 @@ struct OnEmulator {
 
   private:
     template <class Args>
-    static void add_rows(const Args& args, Memory& memory) {
+    static void add_rows(const Args& args, SamplingMemory& memory) {
         for (int64_t row = 0; row < args.rows; ++row) {
             if (is_valid_law(args.law, row)) memory.row(args.logits, 0, row, "logits");
         }
@@ -200,10 +143,10 @@ struct OnEmulator {
     }
 
     template <class Args>
-    static void launch(const char* op, Args& args, const Tensor& logits, Memory& memory,
+    static void launch(const char* op, Args& args, const Tensor& logits, SamplingMemory& memory,
                        int (*SamplingLaunch::*sequence)(const Args&, void*)) {
         const Tensor workspace = allocate_workspace(args, logits);
-        memory.scratch(workspace);
+        memory.scratch(workspace.mutable_data_ptr(), workspace.numel());
         memory.register_all();
         emulator::clear_error();
         const int code = (simt::sampling_launch().*sequence)(args, nullptr);

@@ -1,0 +1,37 @@
+// The launches of an operator, one after the other on a stream.
+#pragma once
+
+#include <cstdint>
+
+#include "device/lanes.h"
+
+namespace dspark {
+
+// Code of a launch of more blocks than a grid can have, some 16 million.
+constexpr int kTooManyBlocks = -1;
+
+namespace DSPARK_ISA {
+
+// One-dimensional launches on one stream; after the first failure the rest is skipped.
+class Sequence {
+  public:
+    explicit Sequence(void* stream) : stream_(stream) {}
+
+    template <class Args>
+    void run(const char* name, void (*kernel)(Args), int64_t blocks, const Args& args) {
+        if (code_ != 0) return;
+        code_ = blocks > kMostBlocks ? kTooManyBlocks
+                                     : launch(name, kernel, {static_cast<int>(blocks), 1, 1},
+                                              kThreads, stream_, args);
+    }
+    int code() const { return code_; }
+
+  private:
+    static constexpr int64_t kMostBlocks = (int64_t{1} << 32) / kThreads - 1;  // HIP counts threads
+
+    void* stream_;
+    int code_ = 0;
+};
+
+}  // namespace DSPARK_ISA
+}  // namespace dspark
