@@ -27,7 +27,7 @@ def confidences(generator, batch: int, width: int) -> torch.Tensor:
 
 
 def cost(generator, rows: int) -> torch.Tensor:
-    """Mostly rising, with plateaus, shorter or longer than the rows asked for; sometimes no time."""
+    """Mostly rising, with plateaus, shorter or longer than the rows asked for; or no time."""
     length = 2 + int(torch.randint(2 * rows + 8, (), generator=generator))
     steps = torch.rand(length, generator=generator, dtype=torch.float64) ** 4
     steps = steps.masked_fill(torch.rand(length, generator=generator) < 0.5, 0.0)

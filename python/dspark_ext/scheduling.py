@@ -180,7 +180,7 @@ def _check_mode(mode, confidence, budget, threshold, lagged_confidence) -> None:
 def _scalar(value: torch.Tensor | int | None, device) -> torch.Tensor | None:
     if value is None or isinstance(value, torch.Tensor):
         return value
-    return torch.tensor(value, dtype=torch.int32, device=device)
+    return torch.full((), value, dtype=torch.int32, device=device)
 
 
 def draft_capacity(
