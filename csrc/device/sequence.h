@@ -4,13 +4,9 @@
 #include <cstdint>
 
 #include "device/lanes.h"
+#include "device/launch_code.h"
 
-namespace dspark {
-
-// Code of a launch of more blocks than a grid can have, some 16 million.
-constexpr int kTooManyBlocks = -1;
-
-namespace DSPARK_ISA {
+namespace dspark::DSPARK_ISA {
 
 // One-dimensional launches on one stream; after the first failure the rest is skipped.
 class Sequence {
@@ -33,5 +29,4 @@ class Sequence {
     int code_ = 0;
 };
 
-}  // namespace DSPARK_ISA
-}  // namespace dspark
+}  // namespace dspark::DSPARK_ISA

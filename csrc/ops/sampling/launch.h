@@ -1,8 +1,9 @@
 // The launch sequences of the sampling family, declared once per device backend: each returns 0 or
-// the vendor's error code of the first launch that failed, or kTooManyBlocks (device/sequence.h).
+// the vendor's error code of the first launch that failed, or kTooManyBlocks (launch_code.h).
 // The scratch of the arguments is in place (workspace.h); `stream` is the vendor's stream.
 #pragma once
 
+#include "device/launch_code.h"
 #include "ops/sampling/args.h"
 
 namespace dspark {
