@@ -12,6 +12,7 @@ import torch
 
 from .acceptance_stats import AcceptanceReport, AcceptanceStats
 from .cost_table import CostTable, profile_cost_table
+from .draft_gate import DraftGate
 from .scheduling import Schedule, draft_capacity, schedule
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "AcceptanceStats",
     "Commit",
     "CostTable",
+    "DraftGate",
     "Schedule",
     "VerifyBatch",
     "commit",
