@@ -8,24 +8,26 @@
 
 namespace dspark::DSPARK_ISA {
 
-// One-dimensional launches on one stream; after the first failure the rest is skipped.
+// One-dimensional launches on one stream; after the first failure, which the target remembers, the
+// rest is skipped.
 class Sequence {
   public:
-    explicit Sequence(void* stream) : stream_(stream) {}
+    explicit Sequence(LaunchTarget& target) : target_(target) {}
 
     template <class Args>
     void run(const char* name, void (*kernel)(Args), int64_t blocks, const Args& args) {
         if (code_ != 0) return;
         code_ = blocks > kMostBlocks ? kTooManyBlocks
                                      : launch(name, kernel, {static_cast<int>(blocks), 1, 1},
-                                              kThreads, stream_, args);
+                                              kThreads, target_.stream, args);
+        if (code_ != 0) target_.failed = name;
     }
     int code() const { return code_; }
 
   private:
     static constexpr int64_t kMostBlocks = (int64_t{1} << 32) / kThreads - 1;  // HIP counts threads
 
-    void* stream_;
+    LaunchTarget& target_;
     int code_ = 0;
 };
 

@@ -82,9 +82,10 @@ Device::Device(const char* op, const torch::stable::Tensor& tensor)
       guard_(tensor.get_device_index()),
       stream_(current_stream(op, tensor.get_device_index())) {}
 
-void Device::check(int code) const {
+void Device::check(int code, const char* kernel) const {
     if (code == 0) return;
-    fail(op_, std::string(backend_.name) + " error " + std::to_string(code) + ": " +
+    const std::string where = kernel != nullptr ? std::string(" at the launch of ") + kernel : "";
+    fail(op_, std::string(backend_.name) + " error " + std::to_string(code) + where + ": " +
                   backend_.error_string(code));
 }
 

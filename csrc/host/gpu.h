@@ -1,7 +1,9 @@
 // How an op.cpp reaches the GPU: which launch functions, on which device, on which stream.
 //
 //     const gpu::Device device("sample", logits);
-//     device.check(device.backend().sampling->sample(args, device.stream()));
+//     LaunchTarget target = {device.stream()};
+//     const int code = device.backend().sampling->sample(args, target);
+//     device.check(code, target.failed);
 #pragma once
 
 #include <torch/csrc/stable/accelerator.h>
@@ -20,8 +22,8 @@ class Device {
     const GpuBackend& backend() const { return backend_; }
     // The stream that torch currently uses on this device: a cudaStream_t or hipStream_t.
     void* stream() const { return stream_; }
-    // Fails, naming the operator and the driver's words, unless the code of a launch is 0.
-    void check(int code) const;
+    // Fails, naming the operator, the kernel and the driver's words, unless the code is 0.
+    void check(int code, const char* kernel) const;
 
   private:
     const char* op_;

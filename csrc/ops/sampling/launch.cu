@@ -40,40 +40,40 @@ void find_masses(Sequence& sequence, const VerifyArgs& args) {
     }
 }
 
-int target_probs(const TargetProbsArgs& args, void* stream) {
+int target_probs(const TargetProbsArgs& args, LaunchTarget& target) {
     return with_warp_size([&](auto warp_size) {
         constexpr int W = warp_size;
-        Sequence sequence(stream);
+        Sequence sequence(target);
         find_laws<W, true>(sequence, PlainRows{args.logits, args.law, args.rows, args.scratch});
         sequence.run("target_probs", target_probs_kernel<W>, args.rows * args.scratch.tiles, args);
         return sequence.code();
     });
 }
 
-int sample(const SampleArgs& args, void* stream) {
+int sample(const SampleArgs& args, LaunchTarget& target) {
     return with_warp_size([&](auto warp_size) {
         constexpr int W = warp_size;
-        Sequence sequence(stream);
+        Sequence sequence(target);
         find_laws<W, true>(sequence, PlainRows{args.logits, args.law, args.rows, args.scratch});
         sequence.run("sample", sample_kernel<W>, args.rows, args);
         return sequence.code();
     });
 }
 
-int rejection_sample(const VerifyArgs& args, void* stream) {
+int rejection_sample(const VerifyArgs& args, LaunchTarget& target) {
     return with_warp_size([&](auto warp_size) {
         constexpr int W = warp_size;
-        Sequence sequence(stream);
+        Sequence sequence(target);
         find_masses<W>(sequence, args);
         sequence.run("finalise", finalise_kernel<W>, args.batch, args);
         return sequence.code();
     });
 }
 
-int block_acceptance(const VerifyArgs& args, void* stream) {
+int block_acceptance(const VerifyArgs& args, LaunchTarget& target) {
     return with_warp_size([&](auto warp_size) {
         constexpr int W = warp_size;
-        Sequence sequence(stream);
+        Sequence sequence(target);
         find_masses<W>(sequence, args);
         sequence.run("block_acceptance", block_acceptance_kernel<W>, args.batch, args);
         return sequence.code();

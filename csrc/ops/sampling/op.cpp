@@ -119,12 +119,13 @@ struct OnGpu {
     // capture it.
     template <class Args>
     static void launch(const char* op, Args& args, const Tensor& logits,
-                       int (*SamplingLaunch::*sequence)(const Args&, void*)) {
+                       int (*SamplingLaunch::*sequence)(const Args&, LaunchTarget&)) {
         const gpu::Device device(op, logits);
         const Tensor workspace = allocate_workspace(args, logits);
-        const int code = (device.backend().sampling->*sequence)(args, device.stream());
+        LaunchTarget target = {device.stream()};
+        const int code = (device.backend().sampling->*sequence)(args, target);
         refuse_too_many_blocks(op, code);
-        device.check(code);
+        device.check(code, target.failed);
     }
 };
 

@@ -28,10 +28,10 @@ void schedule_tiles(Sequence& sequence, const ScheduleArgs& args) {
     sequence.run("finish_schedule", finish_schedule_kernel<W>, 1, args);
 }
 
-int schedule(const ScheduleArgs& args, void* stream) {
+int schedule(const ScheduleArgs& args, LaunchTarget& target) {
     return with_warp_size([&](auto warp_size) {
         constexpr int W = warp_size;
-        Sequence sequence(stream);
+        Sequence sequence(target);
         if (args.mode == ScheduleMode::kUniform) {
             sequence.run("uniform_schedule", uniform_schedule_kernel<W>, 1, args);
         } else if (dspark::verify::fits_one_block(args)) {
@@ -43,37 +43,37 @@ int schedule(const ScheduleArgs& args, void* stream) {
     });
 }
 
-int pack(const PackArgs& args, void* stream) {
+int pack(const PackArgs& args, LaunchTarget& target) {
     return with_warp_size([&](auto warp_size) {
-        Sequence sequence(stream);
+        Sequence sequence(target);
         sequence.run("pack", pack_kernel<warp_size>, blocks_for(args.max_rows), args);
         return sequence.code();
     });
 }
 
-int unpack(const UnpackArgs& args, void* stream) {
+int unpack(const UnpackArgs& args, LaunchTarget& target) {
     const int64_t row_bytes = args.row_size * args.element_size;
     const UnpackPieces pieces = {args, row_bytes, (row_bytes + kPieceBytes - 1) / kPieceBytes};
     const int64_t entries = args.layout.batch * (args.num_drafts + 1);
     return with_warp_size([&](auto warp_size) {
-        Sequence sequence(stream);
+        Sequence sequence(target);
         sequence.run("unpack", unpack_kernel<warp_size>, entries * pieces.pieces, pieces);
         return sequence.code();
     });
 }
 
-int commit(const CommitArgs& args, void* stream) {
+int commit(const CommitArgs& args, LaunchTarget& target) {
     const int64_t threads = args.num_rows > args.layout.batch ? args.num_rows : args.layout.batch;
     return with_warp_size([&](auto warp_size) {
-        Sequence sequence(stream);
+        Sequence sequence(target);
         sequence.run("commit", commit_kernel<warp_size>, blocks_for(threads), args);
         return sequence.code();
     });
 }
 
-int accumulate_stats(const AccumulateStatsArgs& args, void* stream) {
+int accumulate_stats(const AccumulateStatsArgs& args, LaunchTarget& target) {
     return with_warp_size([&](auto warp_size) {
-        Sequence sequence(stream);
+        Sequence sequence(target);
         sequence.run("accumulate_stats", accumulate_stats_kernel<warp_size>, args.batch, args);
         return sequence.code();
     });

@@ -59,7 +59,7 @@ struct OnGpu {
     static void run(ScheduleArgs& args, const Tensor& like) {
         const gpu::Device device("schedule", like);
         const Tensor workspace = allocate_workspace(args, like);
-        device.check(device.backend().verify->schedule(args, device.stream()));
+        run_on(device, args, &VerifyLaunch::schedule);
     }
     static void run(const PackArgs& args, const Tensor& like) {
         launch("pack", args, like, &VerifyLaunch::pack);
@@ -77,9 +77,16 @@ struct OnGpu {
   private:
     template <class Args>
     static void launch(const char* op, const Args& args, const Tensor& like,
-                       int (*VerifyLaunch::*sequence)(const Args&, void*)) {
-        const gpu::Device device(op, like);
-        device.check((device.backend().verify->*sequence)(args, device.stream()));
+                       int (*VerifyLaunch::*sequence)(const Args&, LaunchTarget&)) {
+        run_on(gpu::Device(op, like), args, sequence);
+    }
+
+    template <class Args>
+    static void run_on(const gpu::Device& device, const Args& args,
+                       int (*VerifyLaunch::*sequence)(const Args&, LaunchTarget&)) {
+        LaunchTarget target = {device.stream()};
+        const int code = (device.backend().verify->*sequence)(args, target);
+        device.check(code, target.failed);
     }
 };
 

@@ -144,12 +144,13 @@ struct OnEmulator {
 
     template <class Args>
     static void launch(const char* op, Args& args, const Tensor& logits, SamplingMemory& memory,
-                       int (*SamplingLaunch::*sequence)(const Args&, void*)) {
+                       int (*SamplingLaunch::*sequence)(const Args&, LaunchTarget&)) {
         const Tensor workspace = allocate_workspace(args, logits);
         memory.scratch(workspace.mutable_data_ptr(), workspace.numel());
         memory.register_all();
         emulator::clear_error();
-        const int code = (simt::sampling_launch().*sequence)(args, nullptr);
+        LaunchTarget target = {nullptr};
+        const int code = (simt::sampling_launch().*sequence)(args, target);
         refuse_too_many_blocks(op, code);
         if (code != 0) fail(op, "the emulator", emulator::error_text(code));
     }

@@ -103,11 +103,12 @@ struct OnEmulator {
   private:
     template <class Args>
     static void launch(const char* op, const Args& args, Memory& memory,
-                       int (*VerifyLaunch::*sequence)(const Args&, void*)) {
+                       int (*VerifyLaunch::*sequence)(const Args&, LaunchTarget&)) {
         add(args, memory);
         memory.register_all();
         emulator::clear_error();
-        const int code = (simt::verify_launch().*sequence)(args, nullptr);
+        LaunchTarget target = {nullptr};
+        const int code = (simt::verify_launch().*sequence)(args, target);
         if (code != 0) fail(op, "the emulator", emulator::error_text(code));
     }
 };
