@@ -10,12 +10,15 @@ from typing import NamedTuple
 
 import torch
 
+from .acceptance_estimator import AcceptanceEstimator
 from .acceptance_stats import AcceptanceReport, AcceptanceStats
+from .calibration import calibrate, fit_sts
 from .cost_table import CostTable, profile_cost_table
 from .draft_gate import DraftGate
 from .scheduling import Schedule, draft_capacity, schedule
 
 __all__ = [
+    "AcceptanceEstimator",
     "AcceptanceReport",
     "AcceptanceStats",
     "Commit",
@@ -23,9 +26,11 @@ __all__ = [
     "DraftGate",
     "Schedule",
     "VerifyBatch",
+    "calibrate",
     "commit",
     "cudagraph_sizes",
     "draft_capacity",
+    "fit_sts",
     "pack",
     "profile_cost_table",
     "schedule",

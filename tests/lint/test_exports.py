@@ -13,7 +13,11 @@ import dspark_ext
 
 CONTRACT = {
     "sampling": ["rejection_sample", "target_probs", "sample", "block_acceptance"],
-    "verify": ["schedule", "pack", "commit", "CostTable", "AcceptanceStats"],
+    "verify": [
+        *("schedule", "pack", "unpack", "commit", "cudagraph_sizes"),
+        *("CostTable", "profile_cost_table", "AcceptanceStats", "AcceptanceEstimator"),
+        *("fit_sts", "calibrate", "DraftGate"),
+    ],
     "draft": ["markov_sample", "confidence"],
     "linear": ["PackedLinear", "linear", "pack_linear"],
     "attention": ["attention"],
