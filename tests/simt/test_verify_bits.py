@@ -60,6 +60,40 @@ def test_schedules_of_several_tiles(batch, width, mode):
         agree("schedule", case, warp_size=warp_size, seed=seed, level=level)
 
 
+def straight_case(mode: str, share: float, confidence: torch.Tensor) -> tuple:
+    batch, width = confidence.shape
+    rows = batch * (width + 1)
+    table = share * rows + torch.arange(rows + 1, dtype=torch.float64)
+    lagged = confidence.flip(0) if "lagged" in mode else None
+    return (confidence, mode, None, table, None, lagged, None, 0.0, width, 0, -1, 0)
+
+
+@pytest.mark.parametrize("mode", ["early_stop", "lagged"])
+@pytest.mark.parametrize("share", [0.0, 0.02, 0.1, 0.3, 0.8, 3.0], ids=lambda s: f"start={s}")
+def test_the_order_ends_in_any_tile(share, mode):
+    """2400 requests of 7 drafts are four or five tiles; the more a pass costs to begin with, the
+    later the order ends. Ties across tiles where the cost is proportional to the rows."""
+    generator = torch.Generator().manual_seed(4)
+    confidence = torch.rand(2400, 7, generator=generator) ** 0.2
+    for given in (confidence, torch.ones(2400, 7)):
+        agree("schedule", straight_case(mode, share, given), seed=1)
+    drafts = int(torch.ops.dspark_ext.schedule(*straight_case(mode, share, confidence))[2]) - 2400
+    assert drafts // 4096 == {0.0: 0, 0.02: 0, 0.1: 1, 0.3: 1, 0.8: 2, 3.0: 3}[share]
+
+
+@pytest.mark.parametrize("mode", ["early_stop", "lagged"])
+@pytest.mark.parametrize(("batch", "width"), [(585, 7), (2400, 7)], ids=str)
+def test_an_exact_tie_ends_the_order(batch, width, mode):
+    """Certain drafts that cost nothing up to some number, and then as much as those before on
+    average: one unit of 2^-40 tokens more or less in any partial sum would show."""
+    for free in (0, 1, 255, 256, 1000, 3001, 4095, 4096, 4097, 9999):
+        case = list(straight_case(mode, 0.0, torch.ones(batch, width)))
+        case[3] = case[3].clamp(min=batch + free)
+        agree("schedule", tuple(case), warp_size=64)
+        rows = int(torch.ops.dspark_ext.schedule(*case)[2])
+        assert rows - batch == min(free, batch * width)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", sweep.MODES)
 @pytest.mark.parametrize(("batch", "width"), [*ONE_TILE, *MANY_TILES, (4096, 16)], ids=str)
