@@ -11,25 +11,36 @@ namespace dspark::DSPARK_ISA {
 
 using namespace verify;
 
+namespace {
+
+template <class Admit>
+void write_schedule(const ScheduleArgs& args, int32_t live, const Admit& admit) {
+    int64_t units = 0;
+    int32_t rows = 0;
+    for (int32_t b = 0; b < args.batch; ++b) {
+        Admission admission = {0, 0};
+        args.query_start_loc[b] = rows;
+        if (b < live) {
+            admission = admit(args, b);
+            units += kToken + admission.units;
+            rows += admission.length + 1;
+        }
+        args.verify_lens[b] = admission.length;
+    }
+    args.query_start_loc[args.batch] = rows;
+    args.num_rows[0] = rows;
+    args.expected_tokens[0] = expected_tokens(units);
+}
+
+}  // namespace
+
 void schedule(const ScheduleArgs& args) {
     const int32_t live = live_requests(args);
-    for (int64_t b = 0; b < args.batch; ++b) args.verify_lens[b] = 0;
     if (args.mode == ScheduleMode::kUniform) {
-        admit_uniformly(args, live);
+        write_schedule(args, live, admit_uniformly(args, live));
     } else {
-        const int64_t room = draft_room(args, live);
-        const bool lagged = args.mode == ScheduleMode::kLagged;
-        admit_in_order(args, live, lagged ? best_lagged_drafts(args, live, room) : room);
+        write_schedule(args, live, admit_in_order(args, live));
     }
-    int64_t units = live * kToken;
-    args.query_start_loc[0] = 0;
-    for (int32_t b = 0; b < args.batch; ++b) {
-        const int32_t length = args.verify_lens[b];
-        units += draft_units(args, length, b);
-        args.query_start_loc[b + 1] = args.query_start_loc[b] + (b < live ? length + 1 : 0);
-    }
-    args.num_rows[0] = args.query_start_loc[args.batch];
-    args.expected_tokens[0] = expected_tokens(units);
 }
 
 namespace {

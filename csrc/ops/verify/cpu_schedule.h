@@ -1,6 +1,9 @@
-// Schedules on the CPU: the rules of algorithm.h, with a heap that yields the candidates in order,
-// so that those behind the end are never sorted.
+// Schedules on the CPU: the rules of algorithm.h. What is admitted is what lies before a key in the
+// order: found by selection where the number of drafts is known, else with a heap that yields the
+// candidates in order, so that those behind the end are never sorted.
 #pragma once
+
+#include <algorithm>
 
 #include "ops/verify/algorithm.h"
 
@@ -31,8 +34,9 @@ class CandidateOrder {
     bool is_empty() const { return size_ == 0; }
     uint64_t top() const { return args_.heap[0]; }
     void pop() {
-        const int64_t request = request_of(top());
-        const int64_t next = position_of(top()) + 1;
+        const auto place = static_cast<int64_t>(top() & (uint64_t{kMostCandidates} - 1));
+        const int64_t request = place % args_.batch;
+        const int64_t next = place / args_.batch + 1;
         const uint64_t key = next < args_.num_positions
                                  ? args_.keys[request * args_.num_positions + next]
                                  : kNoCandidate;
@@ -40,18 +44,11 @@ class CandidateOrder {
         if (size_ > 0) sift_down(0);
     }
 
-    int64_t request_of(uint64_t key) const { return place_of(key) % args_.batch; }
-    int64_t position_of(uint64_t key) const { return place_of(key) / args_.batch; }
-
     // Drafts that are admitted first, and their tokens.
     int64_t forced() const { return forced_; }
     int64_t forced_units() const { return forced_units_; }
 
   private:
-    static int64_t place_of(uint64_t key) {
-        return static_cast<int64_t>(key & (static_cast<uint64_t>(kMostCandidates) - 1));
-    }
-
     void sift_down(int32_t parent) {
         uint64_t* heap = args_.heap;
         const uint64_t moved = heap[parent];
@@ -69,30 +66,54 @@ class CandidateOrder {
     int64_t forced_units_ = 0;
 };
 
-// Where the order of the lagged confidences ends.
-inline int64_t best_lagged_drafts(const ScheduleArgs& args, int32_t live, int64_t room) {
-    CandidateOrder order(args, args.lagged_confidence, live);
+struct FoundEnd {
+    int64_t count;
+    uint64_t bound;  // early_stop: the key of the first draft that is not admitted
+};
+
+// Where the order of these confidences ends.
+inline FoundEnd find_end(const ScheduleArgs& args, const float* confidence, int32_t live,
+                         int64_t room) {
+    CandidateOrder order(args, confidence, live);
     OrderSearch search = {{live, live * kToken + order.forced_units()}, 0, kNoEnd, -1.0};
-    search.consider(args, order.forced(), room);
-    for (; !order.is_empty() && search.count < room; order.pop()) {
-        search.add(args, order.forced(), room, order.top());
+    if (args.mode == ScheduleMode::kLagged) search.consider(args, order.forced(), room);
+    while (search.count < room && !order.is_empty() &&
+           search.add(args, order.forced(), room, order.top())) {
+        order.pop();
     }
-    return smaller(search.end, room);
+    return {smaller(search.end, room), order.is_empty() ? kNoCandidate : order.top()};
 }
 
-// Admits the drafts in order; `room` is how many may be at most.
-inline void admit_in_order(const ScheduleArgs& args, int32_t live, int64_t room) {
-    CandidateOrder order(args, args.confidence, live);
-    OrderSearch search = {{live, live * kToken + order.forced_units()}, 0, kNoEnd, -1.0};
-    const bool stops = args.mode == ScheduleMode::kEarlyStop;
-    for (; room > 0 && !order.is_empty(); --room, order.pop()) {
-        const uint64_t key = order.top();
-        if (stops && !search.add(args, order.forced(), room, key)) return;
-        args.verify_lens[order.request_of(key)] = static_cast<int32_t>(order.position_of(key)) + 1;
+// The key of the first draft that is not admitted if `count` are.
+inline uint64_t bound_of(const ScheduleArgs& args, int32_t live, int64_t count) {
+    uint64_t* end = args.keys;
+    for (int32_t b = 0; b < live; ++b) {
+        const int32_t limit = draft_limit(args, b);
+        DraftWalk walk;
+        for (int32_t j = 0; j < limit; ++j) {
+            const uint64_t key = walk.next(args, args.confidence, limit, j, b);
+            if (key == kNoCandidate) break;
+            *end++ = key;
+        }
+    }
+    if (end - args.keys <= count) return kNoCandidate;
+    std::nth_element(args.keys, args.keys + count, end);
+    return args.keys[count];
+}
+
+inline KeysBelow admit_in_order(const ScheduleArgs& args, int32_t live) {
+    const int64_t room = draft_room(args, live);
+    switch (args.mode) {
+        case ScheduleMode::kEarlyStop:
+            return {find_end(args, args.confidence, live, room).bound};
+        case ScheduleMode::kLagged:
+            return {bound_of(args, live, find_end(args, args.lagged_confidence, live, room).count)};
+        default:
+            return {bound_of(args, live, room)};
     }
 }
 
-inline void admit_uniformly(const ScheduleArgs& args, int32_t live) {
+inline UpToLength admit_uniformly(const ScheduleArgs& args, int32_t live) {
     const bool lagged = args.lagged_confidence != nullptr;
     const float* confidence = lagged ? args.lagged_confidence : args.confidence;
     const int32_t most = most_uniform_drafts(args, live);
@@ -108,9 +129,7 @@ inline void admit_uniformly(const ScheduleArgs& args, int32_t live) {
         }
         if (!search.add(args, live, j, gain)) break;
     }
-    for (int32_t b = 0; b < live; ++b) {
-        args.verify_lens[b] = clamp(draft_limit(args, b), 0, search.length);
-    }
+    return {search.length};
 }
 
 }  // namespace dspark::DSPARK_ISA::verify

@@ -155,37 +155,6 @@ struct RowsScratch {
     BlockReduceScratch<W, int64_t> units;
 };
 
-struct Admission {
-    int32_t length;
-    int64_t units;
-};
-
-// Admits the drafts whose keys are below a bound.
-struct KeysBelow {
-    uint64_t bound;
-
-    DSPARK_DEVICE Admission operator()(const ScheduleArgs& args, int32_t b) const {
-        const int32_t limit = draft_limit(args, b);
-        DraftWalk walk;
-        Admission admission = {0, 0};
-        for (int32_t j = 0; j < limit; ++j) {
-            if (!(walk.next(args, args.confidence, limit, j, b) < bound)) break;
-            admission = {j + 1, admission.units + token_units(walk.survival)};
-        }
-        return admission;
-    }
-};
-
-// Admits as many drafts of each request, as far as it has them.
-struct UpToLength {
-    int32_t length;
-
-    DSPARK_DEVICE Admission operator()(const ScheduleArgs& args, int32_t b) const {
-        const int32_t own = clamp(draft_limit(args, b), 0, length);
-        return {own, draft_units(args, own, b)};
-    }
-};
-
 // Writes all outputs.
 template <int W, class Admit>
 DSPARK_DEVICE void write_schedule(const ScheduleArgs& args, int32_t live, const Admit& admit,
