@@ -10,7 +10,14 @@ namespace dspark::DSPARK_ISA::verify {
 
 // ---- candidates ---------------------------------------------------------------------------------
 
-using TileKeys = SharedArray<uint64_t, kTileCandidates>;
+// Keys in shared memory, spread so that threads which take every second, fourth or eighth meet few
+// bank conflicts.
+struct TileKeys {
+    SharedArray<uint64_t, kTileCandidates> element;
+
+    DSPARK_DEVICE decltype(auto) operator[](int i) { return element[i ^ (i >> 3 & 7)]; }
+    DSPARK_DEVICE uint64_t operator[](int i) const { return element[i ^ (i >> 3 & 7)]; }
+};
 
 // Of some candidates: their number, + 2^32 for each that is forced, and the tokens of those.
 struct CandidateTotals {
@@ -53,32 +60,52 @@ DSPARK_DEVICE CandidateTotals load_candidates(const ScheduleArgs& args,
 
 // The keys that a block needs for `count` candidates, for sort_keys: a power of two.
 DSPARK_DEVICE int padded_size(int count) {
-    int size = 2;
+    int size = 8;
     while (size < count) size *= 2;
     return size;
 }
 
+// The stages of a bitonic merge for distances R / 2 * stride down to stride, each thread R keys at
+// a time.
+template <int R>
+DSPARK_DEVICE void merge_stages(TileKeys& keys, int size, int run, int stride) {
+    for (int i = thread_idx(); i < size / R; i += kThreads) {
+        const int first = (i & ~(stride - 1)) * R + (i & (stride - 1));
+        const bool ascends = (first & run) == 0;
+        uint64_t key[R];
+        for (int r = 0; r < R; ++r) key[r] = keys[first + r * stride];
+        for (int d = R / 2; d > 0; d /= 2) {
+            for (int r = 0; r < R; ++r) {
+                if ((r & d) != 0) continue;
+                const uint64_t a = key[r];
+                const uint64_t b = key[r + d];
+                const bool keeps = (a < b) == ascends;
+                key[r] = keeps ? a : b;
+                key[r + d] = keeps ? b : a;
+            }
+        }
+        for (int r = 0; r < R; ++r) keys[first + r * stride] = key[r];
+    }
+}
+
 // Sorts keys[0 .. size - 1] in ascending order (a bitonic network), after and before a sync_block.
-// Compared pairs lie within 2 W keys of one warp once their distance is W or less.
+// Three stages at a time; with strides up to W a warp keeps to its 8 W keys.
 template <int W>
 DSPARK_DEVICE void sort_keys(TileKeys& keys, int size) {
-    int last_distance = size;
-    for (int run = 2; run <= size; run *= 2) {
-        for (int distance = run / 2; distance > 0; distance /= 2) {
-            if (distance > W || last_distance > W) {
+    int stages = 1;  // of the merge to runs of 2^stages
+    for (int run = 2; run <= size; run *= 2, ++stages) {
+        sync_block();
+        int distance = run / 2;
+        if (stages % 3 == 1) merge_stages<2>(keys, size, run, distance);
+        if (stages % 3 == 2) merge_stages<4>(keys, size, run, distance / 2);
+        if (stages % 3 != 0) sync_block();
+        for (distance >>= stages % 3; distance > 0; distance /= 8) {
+            const int stride = distance / 4;
+            merge_stages<8>(keys, size, run, stride);
+            if (stride > W) {
                 sync_block();
             } else {
                 sync_warp<W>();
-            }
-            last_distance = distance;
-            for (int i = thread_idx(); i < size / 2; i += kThreads) {
-                const int low = 2 * i - (i & (distance - 1));
-                const uint64_t a = keys[low];
-                const uint64_t b = keys[low + distance];
-                const bool ascends = (low & run) == 0;
-                if ((a > b) != ascends) continue;
-                keys[low] = b;
-                keys[low + distance] = a;
             }
         }
     }
