@@ -14,7 +14,7 @@ Numbers become tensors on the device of the logits at every call: a serving loop
 
 Errors are `RuntimeError`s that name the op, the argument, what was expected and what came. Values
 of parameters are checked on the CPU only. On a GPU a request with a temperature that is negative,
-infinite or NaN, a NaN `top_p` or `min_p`, or a `query_start_loc` that gives it fewer than 1 or more
+infinite or NaN, a NaN `top_p` or `min_p`, or a `query_start_loc` that gives it fewer than 0 or more
 than K + 1 rows or rows outside [0, N] has status STATUS_INVALID_REQUEST (see `rejection_sample`,
 `sample`, `target_probs`); the others are not affected.
 """
@@ -42,7 +42,7 @@ class RejectionOutput(NamedTuple):
 
     token_ids: Tensor  # [B, K + 1] int64: accepted drafts, then one more token; -1 past the end
     num_accepted: Tensor  # [B] int32: accepted drafts
-    num_emitted: Tensor  # [B] int32: num_accepted + 1
+    num_emitted: Tensor  # [B] int32: num_accepted + 1; 0 in a slot without rows
     last_token: Tensor  # [B] int64: the token after the accepted drafts
     status: Tensor  # [B] int32: STATUS_* bits, 0 if all was well
     logprobs: Tensor | None  # [B, K + 1] float32, if asked for; 0 past the end
@@ -114,7 +114,8 @@ def rejection_sample(
         draft_logits: [B, K, V_draft], the logits the drafts were drawn from, before temperature;
             float32, bfloat16 or float16, V_draft <= V (missing ids have probability 0). Slots from
             n_b on are not read.
-        query_start_loc: [B + 1] int32 or int64.
+        query_start_loc: [B + 1] int32 or int64. Two equal entries: no request in that slot, it
+            emits nothing (num_emitted 0, last_token -1).
         method: "block" or "token" (also "standard"); "greedy" (argmax for every request);
             "synthetic" (accepts at given rates whatever the laws say; for benchmarks, not
             lossless).

@@ -206,6 +206,34 @@ def test_br022_no_drafts_at_all(generator):
     assert torch.equal(out.last_token, drawn)
 
 
+@pytest.mark.parametrize("method", ALL_METHODS)
+def test_br024_slots_without_rows(method, generator):
+    """Two equal entries of query_start_loc: no request there, the others as if it did not exist."""
+    target, ids, draft = random_batch(generator, [2, 3, 1], 64, 3)
+    used = [1, 2, 4]
+    wide = {"draft_token_ids": torch.full((6, 3), 7), "draft_logits": torch.full((6, 3, 64), NAN)}
+    wide["draft_token_ids"][used], wide["draft_logits"][used] = ids, draft
+    common = {"method": method, "temperature": 0.9, "return_logprobs": True}
+    want = sampling.rejection_sample(
+        target, ids, draft, query_start_loc=torch.tensor([0, 3, 7, 9]),
+        seeds=torch.tensor([5, 6, 7]), positions=torch.tensor([1, 2, 3]), **common,
+    )  # fmt: skip
+    out = sampling.rejection_sample(
+        target, **wide, query_start_loc=torch.tensor([0, 0, 3, 7, 7, 9, 9]),
+        seeds=torch.tensor([0, 5, 6, 0, 7, 0]), positions=torch.tensor([0, 1, 2, 0, 3, 0]),
+        **common,
+    )  # fmt: skip
+    assert same([x[used] for x in out], want)
+    for b in (0, 3, 5):
+        numbers = out.num_emitted[b], out.num_accepted[b], out.status[b]
+        assert [int(x) for x in numbers] == [0, 0, 0] and out.last_token[b] == -1
+        assert (out.token_ids[b] == -1).all() and (out.logprobs[b] == 0).all()
+    masses = sampling.block_acceptance(
+        target, **wide, query_start_loc=torch.tensor([0, 0, 3, 7, 7, 9, 9]), temperature=0.9
+    )
+    assert all((x[[0, 3, 5]] == 0).all() for x in masses)
+
+
 def test_br025_irregular_lengths_equal_single_calls(generator):
     num_drafts = [5, 5, 5, 5, 5, 5, 4, 0]
     target, ids, draft = random_batch(generator, num_drafts, 64, 5)

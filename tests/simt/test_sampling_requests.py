@@ -89,7 +89,9 @@ def test_rows_out_of_range(method):
                 if b == B:
                     continue
                 inside = 0 <= changed[b] and changed[b + 1] <= N
-                if not (inside and 1 <= lengths[b] <= K + 1):
+                if lengths[b] == 0:
+                    assert out.status[b] == 0 and out.num_emitted[b] == 0
+                elif not (inside and 1 <= lengths[b] <= K + 1):
                     assert_invalid(out, b)
                 else:
                     assert out.status[b] == 0 and out.num_emitted[b] >= 1
@@ -110,7 +112,7 @@ def test_query_start_loc_of_64_bits():
 @pytest.mark.parametrize("filters", [False, True])
 @pytest.mark.parametrize("method", [*METHODS, "greedy"])
 def test_br024_unused_requests_of_a_graph(method, filters):
-    """Requests without rows, the last entry of query_start_loc repeated, and padding rows."""
+    """Slots without rows, the last entry of query_start_loc repeated, and padding rows."""
     for seed, counts in enumerate(STEPS):
         inputs, live = step_inputs(seed, counts, filters), len(counts)
         options = {"method": method, "return_logprobs": True}
@@ -118,8 +120,10 @@ def test_br024_unused_requests_of_a_graph(method, filters):
         with emulated.operators(warp_size=(32, 64)[seed % 2], seed=seed):
             out = sampling.rejection_sample(**inputs, **options)
         assert same([x[:live] for x in out], want), counts
-        assert (out.status[live:] == sampling.STATUS_INVALID_REQUEST).all()
-        assert (out.token_ids[live:, 0] == 0).all() and (out.token_ids[live:, 1:] == -1).all()
+        assert same(out, sampling.rejection_sample(**inputs, **options))
+        assert (out.num_emitted[live:] == 0).all() and (out.num_accepted[live:] == 0).all()
+        assert (out.token_ids[live:] == -1).all() and (out.last_token[live:] == -1).all()
+        assert (out.status[live:] == 0).all() and (out.logprobs[live:] == 0).all()
 
 
 @pytest.mark.parametrize(("name", "value"), [x for x in WRONG_VALUES if "draft" not in x[0]])

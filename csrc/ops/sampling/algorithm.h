@@ -99,6 +99,16 @@ DSPARK_DEVICE int64_t final_token(const Request<Laws>& request, const Law& law,
     return drawer.draw(request.final_draw(ending.accepted));
 }
 
+// What a slot without a request returns: no token at all. (Its log-probabilities are 0.)
+DSPARK_DEVICE void write_absent(const VerifyArgs& args, int64_t b) {
+    const int64_t begin = b * (args.num_drafts + 1);
+    for (int i = 0; i <= args.num_drafts; ++i) args.token_ids[begin + i] = -1;
+    args.num_accepted[b] = 0;
+    args.num_emitted[b] = 0;
+    args.last_token[b] = -1;
+    args.status[b] = 0;
+}
+
 // Everything a request returns but the log-probabilities.
 template <class Laws>
 DSPARK_DEVICE void write_tokens(const VerifyArgs& args, int64_t b, const Request<Laws>& request,

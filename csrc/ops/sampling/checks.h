@@ -153,9 +153,9 @@ inline void check_query_start_loc(const Call& call, const VerifyArgs& args) {
     }
     for (int64_t b = 0; b < args.batch; ++b) {
         const int64_t rows = args.query_start_loc[b + 1] - args.query_start_loc[b];
-        if (rows < 1 || rows > args.num_drafts + 1) {
+        if (rows < 0 || rows > args.num_drafts + 1) {
             fail(call.op, name,
-                 "expected 1 to K + 1 = " + std::to_string(args.num_drafts + 1) +
+                 "expected 0 to K + 1 = " + std::to_string(args.num_drafts + 1) +
                      " rows per request, got " + std::to_string(rows) + " for request " +
                      std::to_string(b));
         }

@@ -5,6 +5,7 @@
 #include "ops/sampling/algorithm.h"
 #include "ops/sampling/cpu_measure.h"
 #include "ops/sampling/cpu_residual.h"
+#include "ops/sampling/validity.h"
 
 namespace dspark::DSPARK_ISA::sampling {
 
@@ -64,6 +65,7 @@ class RequestVerifier {
           request_(args, b, laws_) {}
 
     void rejection_sample() {
+        if (is_absent(args_, b_)) return skip();
         ending_ = request_.is_block_rule() ? accept_block() : accept_tokens();
         const Law& law = request_.target_law(ending_.accepted);
         int32_t status;
@@ -76,7 +78,8 @@ class RequestVerifier {
     void block_acceptance() {
         const int64_t begin = b_ * args_.num_drafts;
         double* prefix = args_.prefix_prob + begin;
-        const int n = prefix_products(request_.num_drafts(), LazySlots{request_}, prefix).count;
+        const int drafts = is_absent(args_, b_) ? 0 : request_.num_drafts();
+        const int n = prefix_products(drafts, LazySlots{request_}, prefix).count;
         for (int i = 0; i < args_.num_drafts; ++i) {
             if (i >= n) prefix[i] = 0.0;
             const double mass = i + 1 < n ? residual_mass(i + 1, prefix[i]) : 0.0;
@@ -103,6 +106,14 @@ class RequestVerifier {
     }
 
   private:
+    void skip() {
+        write_absent(args_, b_);
+        const int64_t begin = b_ * (args_.num_drafts + 1);
+        for (int i = 0; i <= args_.num_drafts && args_.logprobs != nullptr; ++i) {
+            args_.logprobs[begin + i] = 0.0f;
+        }
+    }
+
     Ending accept_tokens() {
         return token_accept(
             request_.num_drafts(), LazySlots{request_},

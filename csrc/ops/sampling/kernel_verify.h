@@ -254,15 +254,17 @@ class BlockDrawer {
     FinaliseShared<W>& shared_;
 };
 
-// What an invalid request returns: one token, id 0.
-DSPARK_DEVICE void write_invalid(const VerifyArgs& args, int64_t b) {
+// What an invalid request returns: one token, id 0. A slot without a request: nothing.
+DSPARK_DEVICE void write_unjudged(const VerifyArgs& args, int64_t b) {
     const int64_t begin = b * (args.num_drafts + 1);
-    for (int i = thread_idx(); i <= args.num_drafts; i += kThreads) {
-        args.token_ids[begin + i] = i == 0 ? 0 : -1;
-        if (args.logprobs != nullptr) args.logprobs[begin + i] = i == 0 ? -kInfinity : 0.0f;
+    const bool absent = is_absent(args, b);
+    for (int i = thread_idx(); i <= args.num_drafts && args.logprobs != nullptr; i += kThreads) {
+        args.logprobs[begin + i] = i == 0 && !absent ? -kInfinity : 0.0f;
     }
     if (thread_idx() != 0) return;
-    args.num_accepted[b] = 0;
+    write_absent(args, b);
+    if (absent) return;
+    args.token_ids[begin] = 0;
     args.num_emitted[b] = 1;
     args.last_token[b] = 0;
     args.status[b] = kInvalidRequest;
@@ -276,7 +278,7 @@ void finalise_kernel(VerifyArgs args) {
     DSPARK_SHARED(FinaliseShared<W>, shared);
     const int64_t b = block_idx().x;
     const Decision decision = args.decisions[b];
-    if (!decision.is_valid) return write_invalid(args, b);
+    if (!decision.is_valid) return write_unjudged(args, b);
     ReadyLaws laws = {args};
     const Request<ReadyLaws> request(args, b, laws);
     const Ending ending = find_ending(args, b, decision, request, shared);

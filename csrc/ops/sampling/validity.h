@@ -22,6 +22,11 @@ DSPARK_DEVICE bool is_valid_law(const LawArgs& law, int64_t i) {
            (law.min_p == nullptr || is_valid_filter(law.min_p[i]));
 }
 
+// A slot of the batch that no request takes in this step: it owns no rows.
+DSPARK_DEVICE bool is_absent(const VerifyArgs& args, int64_t b) {
+    return args.query_start_loc[b] == args.query_start_loc[b + 1];
+}
+
 // Whether a request may own the rows [begin, end): 1 to K + 1 rows among the N of target_logits.
 DSPARK_DEVICE bool are_valid_rows(const VerifyArgs& args, int64_t begin, int64_t end) {
     return begin >= 0 && begin < end && end <= args.target_rows &&

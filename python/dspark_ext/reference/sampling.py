@@ -225,7 +225,7 @@ def read_requests(
     top_p,
     min_p,
 ):
-    """Yields a `Request` for every request of the batch."""
+    """Yields a `Request` for every request of the batch; None for a slot that owns no rows."""
     batch, vocab = len(draft_token_ids), target_logits.shape[1]
     bounds = query_start_loc.tolist()
     params = zip(
@@ -236,6 +236,9 @@ def read_requests(
         per_row(min_p, batch, 0.0),
     )
     for b, (t, draft_t, k, p, m) in enumerate(params):
+        if bounds[b + 1] == bounds[b]:
+            yield None
+            continue
         ids = draft_token_ids[b, : bounds[b + 1] - bounds[b] - 1]
         uses_q = t != 0
         logits = target_logits[bounds[b] : bounds[b + 1]]
@@ -289,7 +292,10 @@ def rejection_sample(
         top_p,
         min_p,
     )
+    last_token = torch.full((batch,), -1, dtype=torch.int64)
     for b, request in enumerate(requests):
+        if request is None:
+            continue
 
         def accept_draw(i, b=b):
             if uniforms is not None:
@@ -304,11 +310,12 @@ def rejection_sample(
         tokens, status[b] = verify_request(request, method, rates, accept_draw, final_draw)
         emitted[b] = len(tokens)
         token_ids[b, : len(tokens)] = torch.tensor(tokens)
+        last_token[b] = tokens[-1]
         for i, token in enumerate(tokens):
             logprobs[b, i] = request.rows[i].probs[token].log()
-    last_token = token_ids.gather(1, (emitted.long() - 1)[:, None])[:, 0]
+    accepted = (emitted - 1).clamp(min=0)
     return RejectionOutput(
-        token_ids, emitted - 1, emitted, last_token, status, logprobs if return_logprobs else None
+        token_ids, accepted, emitted, last_token, status, logprobs if return_logprobs else None
     )
 
 
@@ -340,6 +347,8 @@ def block_acceptance(
         min_p,
     )
     for b, request in enumerate(requests):
+        if request is None:
+            continue
         numbers = block_accept(request.rows, request.proposals)
         out[:, b, : len(request.proposals)] = torch.tensor(numbers, dtype=torch.float64)
     return BlockAcceptance(*out)
