@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "backends/simt/element.h"
 #include "backends/simt/emulator.h"
 
 namespace dspark {
@@ -12,40 +13,8 @@ namespace dspark {
 template <class T>
 class Global;
 
-// An element of device memory. Converts to its value and takes assignments, only as a temporary:
-// `auto x = p[i]` followed by a use of x does not compile, write the type of x.
 template <class T>
-class GlobalElement {
-  public:
-    explicit GlobalElement(T* address) : address_(address) {}
-    GlobalElement(const GlobalElement&) = delete;
-
-    operator T() && {
-        emulator::on_global(address_, sizeof(T), alignof(T), false);
-        return *address_;
-    }
-    T operator=(T value) && {
-        emulator::on_global(address_, sizeof(T), alignof(T), true);
-        *address_ = value;
-        return value;
-    }
-    T operator=(GlobalElement&& other) && {
-        return GlobalElement(address_) = static_cast<T>(static_cast<GlobalElement&&>(other));
-    }
-    T operator+=(T value) && { return update(get() + value); }
-    T operator-=(T value) && { return update(get() - value); }
-    T operator*=(T value) && { return update(get() * value); }
-    T operator|=(T value) && { return update(get() | value); }
-    T operator&=(T value) && { return update(get() & value); }
-
-  private:
-    T get() const { return GlobalElement(address_); }
-    template <class U>
-    T update(U value) const {
-        return GlobalElement(address_) = static_cast<T>(value);
-    }
-    T* address_;
-};
+using GlobalElement = CheckedElement<T, emulator::on_global>;
 
 namespace emulator {
 

@@ -4,43 +4,13 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "backends/simt/element.h"
 #include "backends/simt/emulator.h"
 
 namespace dspark {
 
-// An element of shared memory; as GlobalElement, usable only as a temporary.
 template <class T>
-class SharedElement {
-  public:
-    explicit SharedElement(T* address) : address_(address) {}
-    SharedElement(const SharedElement&) = delete;
-
-    operator T() && {
-        emulator::on_shared(address_, sizeof(T), alignof(T), false);
-        return *address_;
-    }
-    T operator=(T value) && {
-        emulator::on_shared(address_, sizeof(T), alignof(T), true);
-        *address_ = value;
-        return value;
-    }
-    T operator=(SharedElement&& other) && {
-        return SharedElement(address_) = static_cast<T>(static_cast<SharedElement&&>(other));
-    }
-    T operator+=(T value) && { return update(get() + value); }
-    T operator-=(T value) && { return update(get() - value); }
-    T operator*=(T value) && { return update(get() * value); }
-    T operator|=(T value) && { return update(get() | value); }
-    T operator&=(T value) && { return update(get() & value); }
-
-  private:
-    T get() const { return SharedElement(address_); }
-    template <class U>
-    T update(U value) const {
-        return SharedElement(address_) = static_cast<T>(value);
-    }
-    T* address_;
-};
+using SharedElement = CheckedElement<T, emulator::on_shared>;
 
 // An array of N elements inside the object that DSPARK_SHARED names.
 template <class T, int N>
