@@ -3,8 +3,7 @@
 #   DSPARK_X_STATE          "built", or "not built: <why>": the words that build_info() reports
 #   DSPARK_X_ARCHITECTURES  what for
 #   DSPARK_X_COMPILER_ID    with which compiler
-# and, if it is built, a function dspark_x_objects(<list> <source>...) that adds the commands which
-# compile each source and puts the object files into <list>.
+#   DSPARK_X_COMMAND        and how, without input and output
 if(NOT CMAKE_SYSTEM_NAME STREQUAL "Linux")
   message(FATAL_ERROR "dspark_ext: only Linux is supported, this is ${CMAKE_SYSTEM_NAME}.")
 endif()
@@ -51,6 +50,18 @@ function(dspark_gpu_object object source)
   add_custom_command(OUTPUT ${object} DEPENDS ${source} DEPFILE ${object}.d VERBATIM
                      COMMAND ${ARGN} -MD -MF ${object}.d -MT ${object} -c ${source} -o ${object}
                      COMMENT "Building GPU object ${name}")
+endfunction()
+
+# Adds the commands that compile each source for a backend; puts the object files into <result>.
+function(dspark_gpu_objects backend result)
+  string(TOLOWER ${backend} folder)
+  set(objects "")
+  foreach(source IN LISTS ARGN)
+    set(object ${CMAKE_CURRENT_BINARY_DIR}/${folder}/${source}.o)
+    dspark_gpu_object(${object} ${source} ${DSPARK_${backend}_COMMAND})
+    list(APPEND objects ${object})
+  endforeach()
+  set(${result} ${objects} PARENT_SCOPE)
 endfunction()
 
 foreach(backend CUDA HIP)

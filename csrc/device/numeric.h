@@ -1,8 +1,8 @@
 // The elementary functions of docs/numerics.md section 2, one text for scalars and vectors.
 //
 // Of a float value type V the templates ask only: construction from float, + - *, and the overloads
-// fma, rint, less, zero_if, scale_exponent. For scalars they come from the backend and from here,
-// for CPU vectors from csrc/backends/cpu/simd.h. Nothing may be contracted or reassociated (compile
+// fma, rint, less, zero_if, scale_exponent. Scalars define them here, CPU vectors in
+// csrc/backends/cpu/simd.h. Nothing may be contracted or reassociated (compile
 // with contraction off): that is what makes every backend compute the same bits.
 #pragma once
 
@@ -26,6 +26,20 @@ DSPARK_DEVICE To bit_cast(From from) {
     return to;
 }
 
+// Correctly rounded; rint rounds ties to even. Every compiler in use has these builtins on the
+// device, too.
+DSPARK_DEVICE float fma(float a, float b, float c) {
+    return __builtin_fmaf(a, b, c);
+}
+DSPARK_DEVICE double fma(double a, double b, double c) {
+    return __builtin_fma(a, b, c);
+}
+DSPARK_DEVICE float rint(float a) {
+    return __builtin_rintf(a);
+}
+DSPARK_DEVICE double rint(double a) {
+    return __builtin_rint(a);
+}
 DSPARK_DEVICE bool less(float a, float b) {
     return a < b;
 }

@@ -138,22 +138,6 @@ DSPARK_DEVICE void store16(Global<void> p, int64_t byte_offset, Bytes16 value) {
     global_cast<Bytes16>(global_cast<char>(p) + byte_offset)[0] = value;
 }
 
-// ---- arithmetic ---------------------------------------------------------------------------------
-// As IEEE 754 defines it; rint rounds ties to even.
-
-DSPARK_DEVICE float fma(float a, float b, float c) {
-    return __builtin_fmaf(a, b, c);
-}
-DSPARK_DEVICE double fma(double a, double b, double c) {
-    return __builtin_fma(a, b, c);
-}
-DSPARK_DEVICE float rint(float a) {
-    return __builtin_rintf(a);
-}
-DSPARK_DEVICE double rint(double a) {
-    return __builtin_rint(a);
-}
-
 // ---- host ---------------------------------------------------------------------------------------
 
 // Text for an error code of launch().
