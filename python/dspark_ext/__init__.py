@@ -1,8 +1,8 @@
 """Lossless DSpark speculative decoding as one PyTorch extension.
 
 `import dspark_ext` loads the compiled operators (torch.ops.dspark_ext.*) and nothing heavy besides
-torch. The operator families are dspark_ext.sampling, .verify and .draft; dspark_ext.engine is a
-complete serving loop on top of them. They are imported on first use.
+torch. The operator families are dspark_ext.sampling, .verify, .draft and .moe; dspark_ext.engine is
+a complete serving loop on top of them. They are imported on first use.
 """
 
 import importlib
@@ -25,6 +25,7 @@ _FAMILIES = (
     "integrations",
     "linear",
     "metrics",
+    "moe",
     "reference",
     "sampling",
     "verify",

@@ -7,6 +7,14 @@ FOLDERS = ("bench", "cmake", "csrc", "examples", "hip", "python", "tests")
 CODE = (".h", ".cpp", ".cu", ".py", ".cmake")
 FAMILIES = tuple(sorted(p.name for p in (ROOT / "csrc/ops").iterdir() if p.is_dir()))
 
+# Families whose Python functions stand in a package of another name, which re-exports them.
+PACKAGES = {"router": "moe"}
+
+
+def python_module(family):
+    """Name of the module of dspark_ext that has the functions of a family."""
+    return PACKAGES.get(family, family)
+
 
 def code_files(*folders):
     """Source files below `folders` (default: all of them), as paths relative to the repository."""

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from ._sources import CODE, FAMILIES, ROOT, code_files, text
+from ._sources import CODE, FAMILIES, PACKAGES, ROOT, code_files, text
 
 MAX_LINES = 400
 DECIDING = ("sampling", "verify", "draft")  # families with a reference of their own
@@ -19,7 +19,8 @@ def test_family_has_the_file(family, name):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_family_has_python_side_and_tests(family):
     package = ROOT / "python/dspark_ext"
-    assert (package / f"{family}.py").is_file()
+    module = f"{PACKAGES[family]}/__init__.py" if family in PACKAGES else f"{family}.py"
+    assert (package / module).is_file()
     assert (package / "_fake" / f"{family}.py").is_file()
     if family in DECIDING:
         assert (package / "reference" / f"{family}.py").is_file()

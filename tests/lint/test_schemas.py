@@ -12,7 +12,7 @@ import torch
 
 import dspark_ext  # noqa: F401  (registers the operators)
 
-from ._sources import FAMILIES, ROOT, code_files, text
+from ._sources import FAMILIES, ROOT, code_files, python_module, text
 
 # Operators whose Python entry has another name.
 ENTRIES = {"accumulate_stats": "AcceptanceStats"}
@@ -36,7 +36,7 @@ def overload(name):
 def python_entry(name):
     wanted = ENTRIES.get(name, name)
     for family in FAMILIES:
-        module = importlib.import_module(f"dspark_ext.{family}")
+        module = importlib.import_module(f"dspark_ext.{python_module(family)}")
         if hasattr(module, wanted):
             return getattr(module, wanted)
     return None

@@ -1,0 +1,1 @@
+"""Mixture of experts: routing, dispatch and the expert layer, with their parallel forms."""
