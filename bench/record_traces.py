@@ -27,7 +27,7 @@ import torch
 from dspark_ext.demo import prompts, smollm2
 from dspark_ext.demo.loading import DRAFTER, Tokenizer
 from dspark_ext.draft import confidence
-from dspark_ext.draft_head import DSparkDraftHead
+from dspark_ext.draft_head.compact import CompactDraftHead
 from dspark_ext.engine import DSparkEngine, HuggingFaceTarget, SamplingParams, TargetBatch
 
 TEMPERATURES = (0.0, 0.8)
@@ -82,7 +82,7 @@ def attend_to(context_kv, positions: torch.Tensor, window: int):
 
 
 @torch.inference_mode()
-def record(target, head: DSparkDraftHead, text: dict, generator) -> tuple:
+def record(target, head: CompactDraftHead, text: dict, generator) -> tuple:
     """Confidence logits [A, K] and accepted counts [A] behind every response token that K more
     tokens follow."""
     size = head.config.dspark_block_size
@@ -137,7 +137,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     model, tokenizer = smollm2.load()
-    head = DSparkDraftHead.load(DRAFTER)
+    head = CompactDraftHead.load(DRAFTER)
     questions = [*prompts.DEMO.values(), *(question for _, question in prompts.HELD_OUT)]
     target = HuggingFaceTarget(
         model,

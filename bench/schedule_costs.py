@@ -86,12 +86,12 @@ def measure_cpu(max_rows: int = 64, repeats: int = 3, threads: int = 1, context:
     from dspark_ext import sampling
     from dspark_ext.demo import smollm2
     from dspark_ext.demo.loading import DRAFTER
-    from dspark_ext.draft_head import DSparkDraftHead
+    from dspark_ext.draft_head.compact import CompactDraftHead
     from dspark_ext.engine import DraftBatch, DSparkDrafter, HuggingFaceTarget, TargetBatch
 
     torch.set_num_threads(threads)
     model, _ = smollm2.load()
-    head = DSparkDraftHead.load(DRAFTER)
+    head = CompactDraftHead.load(DRAFTER)
     sizes = {"max_len": context + 8, "weight_dtype": torch.bfloat16}
     taps = head.config.dspark_target_layer_ids
     target = HuggingFaceTarget(model, taps, max_requests=max_rows, **sizes)

@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
-from dspark_ext.draft_head import DSparkDraftHead
+from dspark_ext.draft_head.compact import CompactDraftHead
 
 
-def initialise(head: DSparkDraftHead, draft_ids: Tensor, final_norm: Tensor) -> None:
+def initialise(head: CompactDraftHead, draft_ids: Tensor, final_norm: Tensor) -> None:
     """Start from the last tap passed through and the target's own output norm."""
     with torch.no_grad():
         head.d2t.copy_(draft_ids - torch.arange(len(draft_ids)))
@@ -16,7 +16,7 @@ def initialise(head: DSparkDraftHead, draft_ids: Tensor, final_norm: Tensor) -> 
         head.norm.weight.copy_(final_norm)
 
 
-def resume(head: DSparkDraftHead, state: dict[str, Tensor]) -> None:
+def resume(head: CompactDraftHead, state: dict[str, Tensor]) -> None:
     """Continue from another run's weights; its draft vocabulary may be another one."""
     old_ids = state["d2t"] + torch.arange(len(state["d2t"]))
     old_row = torch.full((head.config.vocab_size,), len(old_ids))

@@ -21,7 +21,7 @@ from muon import optimizers
 from target_samples import Chunk
 from torch import Tensor
 
-from dspark_ext.draft_head import DSparkDraftHead
+from dspark_ext.draft_head.compact import CompactDraftHead
 
 
 @dataclass
@@ -95,7 +95,7 @@ def collate(rows: list[dict], anchors: Tensor, num_drafts: int) -> Batch:
     return Batch(features, anchors, *map(torch.stack, (token_ids, hidden, logsumexp, valid)))
 
 
-def block_attention(head: DSparkDraftHead, batch: Batch):
+def block_attention(head: CompactDraftHead, batch: Batch):
     """The ``attend`` of training: a masked dense attention per row over its context and all its blocks."""
     num_rows, length = batch.features.shape[:2]
     num_anchors, num_drafts = batch.valid.shape[1:]
@@ -187,7 +187,7 @@ class DraftLoss(torch.autograd.Function):
         return grad_state * grad_loss, grad_w2 * grad_loss, None, None, None, None, None, None
 
 
-def draft_states(head: DSparkDraftHead, batch: Batch) -> Tensor:
+def draft_states(head: CompactDraftHead, batch: Batch) -> Tensor:
     """[R*A*K, d + r]: hidden row and Markov embedding of the true previous token."""
     anchors, positions = batch.token_ids[:, :, 0].flatten(), batch.anchor_positions.flatten()
     hidden = head.backbone(anchors, positions, block_attention(head, batch)).float()
@@ -196,7 +196,7 @@ def draft_states(head: DSparkDraftHead, batch: Batch) -> Tensor:
 
 
 def train_step(
-    head: DSparkDraftHead, batch: Batch, vocab_weight: Tensor, kl_share: float
+    head: CompactDraftHead, batch: Batch, vocab_weight: Tensor, kl_share: float
 ) -> dict[str, float]:
     num_drafts = batch.valid.shape[-1]
     position_weight = torch.exp(-torch.arange(num_drafts) / 4.0)
@@ -249,7 +249,7 @@ class Schedule:
 
 
 def train(
-    head: DSparkDraftHead,
+    head: CompactDraftHead,
     samples: Samples,
     held_out: Samples,
     out: Path,
@@ -260,7 +260,7 @@ def train(
     evaluate_every: float = 360.0,
     average_decay: float = 0.996,
     seed: int = 0,
-) -> DSparkDraftHead:
+) -> CompactDraftHead:
     """Returns the running average of the weights, also saved to ``out`` at every evaluation."""
     out.mkdir(parents=True, exist_ok=True)
     generator = random.Random(seed)
@@ -306,7 +306,7 @@ def train(
 
 
 @torch.no_grad()
-def evaluate(head: DSparkDraftHead, held_out: Samples, stride: int = 1, groups=None) -> dict:
+def evaluate(head: CompactDraftHead, held_out: Samples, stride: int = 1, groups=None) -> dict:
     """Teacher-forced acceptance at temperature 1, and the exact greedy walk over greedy rows.
 
     ``tau`` counts the tokens of one target pass, bonus included. ``groups`` maps a row to a group name.

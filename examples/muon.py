@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dspark_ext.draft_head import DSparkDraftHead
+from dspark_ext.draft_head.compact import CompactDraftHead
 
 
 class Muon:
@@ -41,7 +41,7 @@ def orthogonalise(blocks: Tensor, steps: int = 5) -> Tensor:
     return (x if wide else x.mT).float()
 
 
-def optimizers(head: DSparkDraftHead) -> tuple[Muon, torch.optim.AdamW]:
+def optimizers(head: CompactDraftHead) -> tuple[Muon, torch.optim.AdamW]:
     # Row blocks keep the iteration cheap: its cost goes with the square of the short side.
     blocks = [(head.main_proj.weight, 0, head.config.num_attention_heads)]
     for stage in head.stages:

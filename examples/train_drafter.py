@@ -22,7 +22,7 @@ import torch
 from drafter_training import Samples
 from target_samples import Request
 
-from dspark_ext.draft_head import DraftHeadConfig, DSparkDraftHead
+from dspark_ext.draft_head.compact import CompactDraftHead, CompactDraftHeadConfig
 
 TAPS = [9, 19, 29]
 TEMPERATURES = [0.0, 0.5, 0.7, 1.0]
@@ -92,7 +92,7 @@ def train(args: argparse.Namespace) -> None:
     samples, held_out = Samples(args.data), Samples(args.held_out)
     prompts.assert_held_out(samples.prompts())
     embed, lm_head = model.model.embed_tokens.weight, model.lm_head.weight
-    config = DraftHeadConfig(
+    config = CompactDraftHeadConfig(
         hidden_size=embed.shape[1],
         vocab_size=embed.shape[0],
         draft_vocab_size=args.draft_vocabulary,
@@ -104,7 +104,7 @@ def train(args: argparse.Namespace) -> None:
         dspark_target_layer_ids=TAPS,
         rope_theta=model.config.rope_parameters["rope_theta"],
     )
-    head = DSparkDraftHead(config)
+    head = CompactDraftHead(config)
     counts = samples.token_counts(config.vocab_size)
     draft_ids = drafter_start.choose_draft_vocabulary(counts, config.draft_vocab_size)
     print(
@@ -126,7 +126,7 @@ def evaluate(args: argparse.Namespace) -> None:
     from dspark_ext.demo import smollm2
 
     model, _ = smollm2.load()
-    head = DSparkDraftHead.load(args.drafter)
+    head = CompactDraftHead.load(args.drafter)
     head.bind_target(model.model.embed_tokens.weight, model.lm_head.weight)
     kinds = {
         prompt: "other kinds" if kind.startswith("*") else "trained kinds"

@@ -22,7 +22,7 @@ from target_samples import Request
 from transformers import LlamaForCausalLM
 
 from dspark_ext.demo import tiny
-from dspark_ext.draft_head import DSparkDraftHead
+from dspark_ext.draft_head.compact import CompactDraftHead
 
 LEFT_OUT = {"test", "tests", "idlelib", "site-packages", "lib2to3", "turtledemo", "ensurepip"}
 
@@ -114,7 +114,7 @@ def main() -> None:
         training.Samples(args.work / "train"),
         training.Samples(args.work / "held_out"),
     )
-    head = DSparkDraftHead(config)
+    head = CompactDraftHead(config)
     counts = samples.token_counts(config.vocab_size)
     draft_ids = drafter_start.choose_draft_vocabulary(counts, config.draft_vocab_size)
     drafter_start.initialise(head, draft_ids, model.model.norm.weight.detach())

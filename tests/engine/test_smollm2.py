@@ -5,7 +5,7 @@ import torch
 
 from dspark_ext.demo import loading, smollm2
 from dspark_ext.demo.prompts import DEMO
-from dspark_ext.draft_head import DSparkDraftHead
+from dspark_ext.draft_head.compact import CompactDraftHead
 from dspark_ext.engine import DSparkDrafter, DSparkEngine, HuggingFaceTarget, SamplingParams
 
 pytestmark = pytest.mark.demo
@@ -19,7 +19,7 @@ def model():
 @pytest.mark.parametrize("dtype", loading.DTYPES)
 def test_greedy_equals_plain_and_transformers(model, dtype):
     model, tokenizer = model
-    head = DSparkDraftHead.load(loading.DRAFTER)
+    head = CompactDraftHead.load(loading.DRAFTER)
     weight_dtype = loading.DTYPES[dtype]
     target = HuggingFaceTarget(
         model,

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from ..draft_head import DSparkDraftHead
+from ..draft_head.compact import CompactDraftHead
 from ..engine import (
     DSparkDrafter,
     DSparkEngine,
@@ -85,7 +85,7 @@ def serve(console: Console, dtype: str, threads: int | None, drafter_path: Path)
     with console.status("Loading SmolLM2-135M-Instruct") as status:
         model, tokenizer = smollm2.load()
         status.update("Packing the target's weights")
-        head = DSparkDraftHead.load(drafter_path)
+        head = CompactDraftHead.load(drafter_path)
         target = HuggingFaceTarget(
             model,
             head.config.dspark_target_layer_ids,

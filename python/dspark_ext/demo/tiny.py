@@ -14,7 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from ..draft_head import DraftHeadConfig, DSparkDraftHead
+from ..draft_head.compact import CompactDraftHead, CompactDraftHeadConfig
 
 PROMPTS = [
     'def get_name(self):\n    """Return the',
@@ -50,8 +50,8 @@ def target_config() -> LlamaConfig:
     )
 
 
-def draft_config() -> DraftHeadConfig:
-    return DraftHeadConfig(
+def draft_config() -> CompactDraftHeadConfig:
+    return CompactDraftHeadConfig(
         hidden_size=128,
         vocab_size=256,
         draft_vocab_size=96,
@@ -87,9 +87,9 @@ def load_target(path: str | Path, dtype: torch.dtype = torch.float32) -> LlamaFo
 
 def load_pair(
     target_path: str | Path, drafter_path: str | Path, dtype: torch.dtype = torch.float32
-) -> tuple[LlamaForCausalLM, DSparkDraftHead]:
+) -> tuple[LlamaForCausalLM, CompactDraftHead]:
     """The target and its draft head, bound."""
     target = load_target(target_path, dtype)
-    head = DSparkDraftHead.load(drafter_path, dtype)
+    head = CompactDraftHead.load(drafter_path, dtype)
     head.bind_target(target.model.embed_tokens.weight, target.lm_head.weight)
     return target, head

@@ -8,7 +8,7 @@ import torch
 from .. import decoder
 from ..attention import attention
 from ..draft import confidence, markov_sample
-from ..draft_head import DraftStage, DSparkDraftHead
+from ..draft_head.compact import CompactDraftHead, DraftStage
 from .cache import KVCache
 from .packing import pack
 
@@ -59,7 +59,7 @@ class Drafter(Protocol):
 
 
 class DSparkDrafter:
-    """A `DSparkDraftHead` with its context cache, its linears packed and its passes row-invariant.
+    """A `CompactDraftHead` with its context cache, its linears packed and its passes row-invariant.
 
     The block [x_0, noise, ..] stands at positions P .. P+K-1; its keys and values go into the cache
     behind the context and are overwritten by the context of the next round. Every row of the block
@@ -70,12 +70,12 @@ class DSparkDrafter:
     lm_head_weight  [V, d], the target's
     weight_dtype    torch.float32 or torch.bfloat16: dtype of the matrices
 
-    Source: the DSpark paper, section 3; the names are those of `DSparkDraftHead`.
+    Source: the DSpark paper, section 3; the names are those of `CompactDraftHead`.
     """
 
     def __init__(
         self,
-        head: DSparkDraftHead,
+        head: CompactDraftHead,
         embedding: torch.Tensor,
         lm_head_weight: torch.Tensor,
         *,
@@ -116,7 +116,7 @@ class DSparkDrafter:
 
     @classmethod
     def for_target(
-        cls, head: DSparkDraftHead, target, weight_dtype: torch.dtype = torch.float32
+        cls, head: CompactDraftHead, target, weight_dtype: torch.dtype = torch.float32
     ) -> "DSparkDrafter":
         """A drafter that shares the embedding, the output matrix and the sizes of `target`."""
         return cls(

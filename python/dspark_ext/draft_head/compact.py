@@ -1,4 +1,4 @@
-"""A DSpark draft head as a torch module: projection, MoE stages, Markov and confidence heads.
+"""The compact DSpark draft head: grouped-query attention and a small mixture of experts, for a CPU.
 
 One round for a batch: ``combine`` and ``context_kv`` turn the features of newly verified tokens
 into the keys and values of every stage; ``backbone`` reads the block ``[anchor, noise x (K-1)]``
@@ -34,7 +34,7 @@ Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 
 @dataclass
-class DraftHeadConfig:
+class CompactDraftHeadConfig:
     """Sizes of a draft head, under DeepSeek-V4's names where it has one."""
 
     hidden_size: int
@@ -61,7 +61,7 @@ class DraftHeadConfig:
         return json.dumps(dataclasses.asdict(self))
 
     @classmethod
-    def from_json(cls, text: str) -> DraftHeadConfig:
+    def from_json(cls, text: str) -> CompactDraftHeadConfig:
         values = json.loads(text)
         known = {field.name for field in dataclasses.fields(cls)}
         unknown = sorted(set(values) - known)
@@ -87,7 +87,7 @@ class RMSNorm(nn.Module):
 class DraftAttention(nn.Module):
     """Projections of one stage; the attention itself belongs to whoever owns the cache."""
 
-    def __init__(self, config: DraftHeadConfig):
+    def __init__(self, config: CompactDraftHeadConfig):
         super().__init__()
         self.head_dim = config.head_dim
         self.num_heads, self.num_kv_heads = config.num_attention_heads, config.num_key_value_heads
@@ -118,7 +118,7 @@ class DraftMoE(nn.Module):
     zero.
     """
 
-    def __init__(self, config: DraftHeadConfig):
+    def __init__(self, config: CompactDraftHeadConfig):
         super().__init__()
         self.num_experts, self.top_k = (
             config.dspark_n_routed_experts,
@@ -156,7 +156,7 @@ class DraftMoE(nn.Module):
 
 
 class DraftStage(nn.Module):
-    def __init__(self, config: DraftHeadConfig):
+    def __init__(self, config: CompactDraftHeadConfig):
         super().__init__()
         self.attn_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.attn = DraftAttention(config)
@@ -164,10 +164,10 @@ class DraftStage(nn.Module):
         self.ffn = DraftMoE(config)
 
 
-class DSparkDraftHead(nn.Module):
+class CompactDraftHead(nn.Module):
     """See the module's docstring. ``bind_target`` must be called before ``backbone``."""
 
-    def __init__(self, config: DraftHeadConfig, dtype: torch.dtype = torch.float32):
+    def __init__(self, config: CompactDraftHeadConfig, dtype: torch.dtype = torch.float32):
         super().__init__()
         c = self.config = config
         self.compute_dtype = (
@@ -297,7 +297,7 @@ class DSparkDraftHead(nn.Module):
         save_file(tensors, path, metadata=header)
 
     @classmethod
-    def load(cls, path: str | Path, dtype: torch.dtype = torch.float32) -> DSparkDraftHead:
+    def load(cls, path: str | Path, dtype: torch.dtype = torch.float32) -> CompactDraftHead:
         """Strict: a missing, unexpected or mis-shaped tensor is an error naming all of them."""
         with safe_open(path, "pt") as file:
             metadata = file.metadata() or {}
@@ -306,7 +306,7 @@ class DSparkDraftHead(nn.Module):
                     f"{path}: format is {metadata.get('format')!r}, expected {FORMAT!r}"
                 )
             found = {name: file.get_tensor(name) for name in file.keys()}
-        head = cls(DraftHeadConfig.from_json(metadata["config"]), dtype)
+        head = cls(CompactDraftHeadConfig.from_json(metadata["config"]), dtype)
         wanted = head._named_tensors()
         shapes = {name: tuple(value.shape) for name, value in wanted.items()}
         for name in filter(_is_quantised, wanted):
