@@ -161,3 +161,5 @@ int launch(const char* /*name*/, void (*kernel)(Args), Dim3 grid, int threads, v
 }
 
 }  // namespace dspark::DSPARK_ISA
+
+#include "hip/matrix.h"

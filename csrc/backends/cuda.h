@@ -128,3 +128,5 @@ int launch(const char* /*name*/, void (*kernel)(Args), Dim3 grid, int threads, v
 }
 
 }  // namespace dspark::DSPARK_ISA
+
+#include "backends/cuda_matrix.h"

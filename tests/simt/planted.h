@@ -30,6 +30,7 @@ std::vector<Case> memory_cases();
 std::vector<Case> counting_cases();
 std::vector<Case> collective_cases();
 std::vector<Case> vocabulary_cases();
+std::vector<Case> matrix_cases();
 std::vector<Case> native_cases();  // bugs that only a sanitizer sees
 
 // nullptr: there is none of this name.

@@ -10,7 +10,7 @@ from planted_cases import BUGS, DIVERGENT_COLLECTIVE, SEEDS, TWINS, WARP_SIZES
 pytestmark = pytest.mark.slow  # builds the emulator four times more
 
 # Clean kernels besides the twins, whose bugs are outside of what the emulator watches.
-NATIVE_TWINS = ("local_in_bounds", "raw_shared_in_bounds", "shift")
+NATIVE_TWINS = ("local_in_bounds", "raw_shared_in_bounds", "shift", "matrix_bfloat16")
 
 # Each launch switches fibers some thousand times, which the thread sanitizer makes slow.
 RACES = ("missing_barrier", "narrow_barrier", "missing_second_barrier", "device_memory_race")

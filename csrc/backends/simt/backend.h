@@ -175,3 +175,5 @@ int launch(const char* name, void (*kernel)(Args), Dim3 grid, int threads, void*
 }
 
 }  // namespace dspark::DSPARK_ISA
+
+#include "backends/simt/matrix.h"

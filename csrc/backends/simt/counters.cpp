@@ -39,6 +39,7 @@ constexpr NamedCounter kCounters[] = {
     {"worst_bank_ways", &Counters::worst_bank_ways},
     {"block_barriers", &Counters::block_barriers},
     {"warp_operations", &Counters::warp_operations},
+    {"matrix_instructions", &Counters::matrix_instructions},
 };
 
 // One access of a warp: what each of its lanes that take part touches.

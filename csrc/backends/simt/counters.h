@@ -27,7 +27,7 @@ struct Counters {
     // passes beyond those that the amount of data needs; the worst is that of a single access.
     uint64_t shared_bytes, shared_loads, shared_stores, shared_warp_accesses, shared_passes;
     uint64_t bank_conflicts, worst_bank_ways;
-    uint64_t block_barriers, warp_operations;
+    uint64_t block_barriers, warp_operations, matrix_instructions;
 };
 std::string to_json(const Counters& counters);
 

@@ -7,6 +7,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "device/float_type.h"
+
 namespace dspark::emulator {
 
 struct Dim3 {
@@ -92,9 +94,17 @@ int thread_index();
 Dim3 block_index();
 Dim3 grid_size();
 
-enum class Operation : uint8_t { kShuffle, kXor, kUp, kDown, kBallot, kSync };
+enum class Operation : uint8_t { kShuffle, kXor, kUp, kDown, kBallot, kSync, kMatrix };
 uint64_t warp_operation(Operation operation, int warp_size, uint64_t value, int argument,
                         const char* file, int line);
+// The registers of one lane for a matrix instruction, csrc/backends/simt/matrix.h.
+struct MatrixRegisters {
+    const uint32_t* rows;
+    const uint32_t* columns;
+    float* sums;
+};
+void matrix_operation(FloatType type, int warp_size, const MatrixRegisters& registers,
+                      const char* file, int line);
 void block_barrier(const char* file, int line);
 void require_warp_size(int warp_size);
 [[noreturn]] void trap();

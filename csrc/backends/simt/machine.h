@@ -29,6 +29,7 @@ struct Thread {
     uint64_t call_path = 0;  // 0 where paths are not told apart
     uint64_t value = 0;      // in: the operand, out: the result
     int argument = 0;
+    const MatrixRegisters* registers = nullptr;
 
     uint32_t time = 0;          // of its last synchronisation
     int64_t slice = 0;          // accesses until it is interrupted
@@ -125,6 +126,10 @@ void set_ready(Thread& thread);
 void set_waiting(Thread& thread, State state);
 uint64_t next_random();
 int64_t next_slice();
+
+// ---- matrix.cpp
+// Of the lanes of one warp, all at the same matrix instruction.
+void multiply_matrices(const Thread* lanes, int warp_size);
 
 // ---- results.cpp
 Counters& counters_of(const std::string& kernel);

@@ -29,8 +29,9 @@ constexpr const char* kNames[] = {
 };
 
 const char* name_of(Operation operation) {
-    constexpr const char* kOperations[] = {"shuffle",      "shuffle_xor", "shuffle_up",
-                                           "shuffle_down", "ballot",      "sync_warp"};
+    constexpr const char* kOperations[] = {"shuffle",           "shuffle_xor", "shuffle_up",
+                                           "shuffle_down",      "ballot",      "sync_warp",
+                                           "matrix_instruction"};
     return kOperations[static_cast<int>(operation)];
 }
 

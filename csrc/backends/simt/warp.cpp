@@ -5,7 +5,8 @@ namespace dspark::emulator {
 namespace {
 
 bool same_call(const Thread& a, const Thread& b) {
-    return a.operation == b.operation && same_place(a, b);
+    const bool same_type = a.operation != Operation::kMatrix || a.argument == b.argument;
+    return a.operation == b.operation && same_type && same_place(a, b);
 }
 
 void check_argument(const Thread& thread, int warp_size) {
@@ -47,6 +48,10 @@ void complete(Warp& warp, Thread* lanes, int warp_size) {
     }
     if (machine.settings.level >= Level::kCounters) count_accesses(lanes[0].index, warp_size);
     machine.counters->warp_operations += 1;
+    if (operation == Operation::kMatrix) {
+        machine.counters->matrix_instructions += 1;
+        multiply_matrices(lanes, warp_size);
+    }
     warp.waiting = 0;
     if (operation == Operation::kSync) {
         ++warp.syncs;

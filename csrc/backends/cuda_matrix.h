@@ -1,0 +1,45 @@
+// The matrix unit for nvcc: mma.sync of sm_80 and later. What each name means, and which lane holds
+// what, is written once, at the host emulator (csrc/backends/simt/matrix.h).
+// Part of cuda.h.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "device/float_type.h"
+
+namespace dspark::DSPARK_ISA {
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+template <int W>
+constexpr bool kHasMatrixUnit = false;
+#else
+template <int W>
+constexpr bool kHasMatrixUnit = W == 32;
+#endif
+
+template <int W>
+constexpr int kMatrixRowWords = 128 / W;
+
+#define DSPARK_MMA(type)                                                                    \
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." type "." type                     \
+                 ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"     \
+                 : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])               \
+                 : "r"(rows[0]), "r"(rows[1]), "r"(rows[2]), "r"(rows[3]), "r"(columns[0]), \
+                   "r"(columns[1]))
+
+template <int W, class Half>
+DSPARK_DEVICE void matrix_instruction(const uint32_t (&rows)[kMatrixRowWords<W>],
+                                      const uint32_t (&columns)[2], float (&sums)[4]) {
+    static_assert(kHasMatrixUnit<W>, "warps of this size have no matrix unit");
+    if constexpr (std::is_same_v<Half, BFloat16>) {
+        DSPARK_MMA("bf16");
+    } else {
+        static_assert(std::is_same_v<Half, Float16>);
+        DSPARK_MMA("f16");
+    }
+}
+
+#undef DSPARK_MMA
+
+}  // namespace dspark::DSPARK_ISA

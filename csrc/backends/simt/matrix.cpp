@@ -1,0 +1,109 @@
+// Matrix instructions, from the register layouts that their makers publish.
+#include "backends/simt/machine.h"
+#include "device/dtype.h"
+
+namespace dspark::emulator {
+namespace {
+
+constexpr int kRows = 16;
+constexpr int kDepth = 16;
+constexpr int kMaxColumns = 16;
+
+struct Matrices {
+    float rows[kRows][kDepth];
+    float columns[kMaxColumns][kDepth];
+    float sums[kRows][kMaxColumns];
+};
+
+// Element i of a lane's registers, two to a word.
+float element(const uint32_t* words, int i, FloatType type) {
+    const uint16_t bits = static_cast<uint16_t>(words[i / 2] >> (16 * (i % 2)));
+    return type == FloatType::kBFloat16 ? simt::to_float(BFloat16{bits})
+                                        : simt::to_float(Float16{bits});
+}
+
+// mma.m16n8k16, "Parallel Thread Execution ISA", section on its matrix fragments.
+struct LayoutOf32 {
+    static constexpr int kRowElements = 8;
+    static constexpr int kColumns = 8;
+
+    static int group(int lane) { return lane >> 2; }
+    static int member(int lane) { return lane % 4; }
+    static int row(int lane, int i) {
+        return (0 <= i && i < 2) || (4 <= i && i < 6) ? group(lane) : group(lane) + 8;
+    }
+    static int row_depth(int lane, int i) {
+        return i < 4 ? member(lane) * 2 + (i & 1) : member(lane) * 2 + (i & 1) + 8;
+    }
+    static int column(int lane, int) { return group(lane); }
+    static int column_depth(int lane, int i) {
+        return i < 2 ? member(lane) * 2 + (i & 1) : member(lane) * 2 + (i & 1) + 8;
+    }
+    static int sum_row(int lane, int i) { return i < 2 ? group(lane) : group(lane) + 8; }
+    static int sum_column(int lane, int i) { return member(lane) * 2 + (i & 1); }
+};
+
+// v_mfma_f32_16x16x16, as AMD's matrix instruction calculator gives it: A[i][k], B[k][j], D[i][j].
+struct LayoutOf64 {
+    static constexpr int kRowElements = 4;
+    static constexpr int kColumns = 16;
+
+    static int row(int lane, int) { return lane % 16; }
+    static int row_depth(int lane, int i) { return 4 * (lane / 16) + i; }
+    static int column(int lane, int) { return lane % 16; }
+    static int column_depth(int lane, int i) { return 4 * (lane / 16) + i; }
+    static int sum_row(int lane, int i) { return 4 * (lane / 16) + i; }
+    static int sum_column(int lane, int) { return lane % 16; }
+};
+
+template <class Layout>
+void gather(const MatrixRegisters& registers, FloatType type, int lane, Matrices& m) {
+    for (int i = 0; i < Layout::kRowElements; ++i) {
+        m.rows[Layout::row(lane, i)][Layout::row_depth(lane, i)] = element(registers.rows, i, type);
+    }
+    for (int i = 0; i < 4; ++i) {
+        m.columns[Layout::column(lane, i)][Layout::column_depth(lane, i)] =
+            element(registers.columns, i, type);
+        m.sums[Layout::sum_row(lane, i)][Layout::sum_column(lane, i)] = registers.sums[i];
+    }
+}
+
+template <class Layout>
+void multiply(const Thread* lanes, int warp_size) {
+    const auto type = static_cast<FloatType>(lanes[0].argument);
+    Matrices m;
+    for (int lane = 0; lane < warp_size; ++lane) {
+        gather<Layout>(*lanes[lane].registers, type, lane, m);
+    }
+    for (int row = 0; row < kRows; ++row) {
+        for (int column = 0; column < Layout::kColumns; ++column) {
+            for (int k = 0; k < kDepth; ++k) {
+                m.sums[row][column] += m.rows[row][k] * m.columns[column][k];
+            }
+        }
+    }
+    for (int lane = 0; lane < warp_size; ++lane) {
+        for (int i = 0; i < 4; ++i) {
+            lanes[lane].registers->sums[i] =
+                m.sums[Layout::sum_row(lane, i)][Layout::sum_column(lane, i)];
+        }
+    }
+}
+
+}  // namespace
+
+void multiply_matrices(const Thread* lanes, int warp_size) {
+    if (warp_size == 32) {
+        multiply<LayoutOf32>(lanes, warp_size);
+    } else {
+        multiply<LayoutOf64>(lanes, warp_size);
+    }
+}
+
+void matrix_operation(FloatType type, int warp_size, const MatrixRegisters& registers,
+                      const char* file, int line) {
+    current->registers = &registers;
+    warp_operation(Operation::kMatrix, warp_size, 0, static_cast<int>(type), file, line);
+}
+
+}  // namespace dspark::emulator

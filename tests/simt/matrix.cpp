@@ -1,0 +1,296 @@
+// Matrix products of csrc/device/matrix.h against plain loops, and the emulator's matrix
+// instruction against the published layouts. Warps of 4 have no matrix unit; there the cases only
+// say so.
+#include <cmath>
+#include <random>
+
+#include "device/matrix.h"
+#include "device/narrow.h"
+#include "planted.h"
+
+namespace dspark::DSPARK_ISA {
+namespace {
+
+// Not multiples of a tile: 16 rows, 8 or 16 columns, 32 depths.
+constexpr int kRows = 117;
+constexpr int kColumns = 19;
+constexpr int kDepth = 72;
+constexpr int kMaxLine = 64;  // words of a line of 72 in shared memory, padded
+
+template <class Half>
+struct ProductArgs {
+    Global<const Half> rows;     // [kRows, kDepth]
+    Global<const Half> columns;  // [kColumns, kDepth]
+    Global<float> sums;          // [kRows, kColumns]
+};
+struct ProductShared {
+    SharedArray<uint32_t, 128 * kMaxLine> rows;
+    SharedArray<uint32_t, 32 * kMaxLine> columns;
+};
+
+// Copies a matrix, a line per warp, with zeros up to `lines` lines of whole steps.
+template <int W, class Half, int N>
+DSPARK_DEVICE void stage_words(Global<const Half> from, int rows, int lines, int stride,
+                               SharedArray<uint32_t, N>& to) {
+    const Global<const uint32_t> words = global_cast<const uint32_t>(from);
+    for (int line = warp_index<W>(); line < lines; line += kWarps<W>) {
+        for (int w = lane_index<W>(); w < (kDepth + 31) / 32 * 16; w += W) {
+            const bool inside = line < rows && w < kDepth / 2;
+            to[line * stride + w] = inside ? words[line * (kDepth / 2) + w] : 0u;
+        }
+    }
+}
+
+// Rows straight from device memory or from shared memory, columns the other way round.
+template <int W, class Half, bool kRowsShared, int kLanesIn>
+DSPARK_KERNEL(kThreads)
+void multiply_matrices(ProductArgs<Half> args) {
+    check_warp_size<W>();
+    DSPARK_SHARED(ProductShared, shared);
+    using Product = MatrixProduct<W, Half>;
+    constexpr int kStride = Product::words_per_line(kDepth);
+    static_assert(kStride <= kMaxLine);
+    if constexpr (kHasMatrixUnit<W>) {
+        const HalfMatrix<Half> rows = {args.rows, kRows, kDepth, kDepth};
+        const HalfMatrix<Half> columns = {args.columns, kColumns, kDepth, kDepth};
+        stage_words<W>(args.rows, kRows, 128, kStride, shared.rows);
+        stage_words<W>(args.columns, kColumns, 32, kStride, shared.columns);
+        sync_block();
+        if (lane_index<W>() >= kLanesIn) return;
+        for (int row = warp_index<W>() * 16; row < 128; row += kWarps<W> * 16) {
+            for (int column = 0; column < 32; column += Product::kColumns) {
+                typename Product::Sums sums = {};
+                for (int j = 0; j < kDepth; j += Product::kDepth) {
+                    const auto a = kRowsShared ? Product::load_rows(shared.rows, row, kStride, j)
+                                               : Product::load_rows(rows, row, j);
+                    const auto b = kRowsShared
+                                       ? Product::load_columns(columns, column, j)
+                                       : Product::load_columns(shared.columns, column, kStride, j);
+                    Product::multiply(a, b, sums);
+                }
+                for (int i = 0; i < Product::kSums; ++i) {
+                    const int r = row + Product::sum_row(i), c = column + Product::sum_column(i);
+                    if (r < kRows && c < kColumns) args.sums[r * kColumns + c] = sums.value[i];
+                }
+            }
+        }
+    }
+}
+
+template <int W>
+struct InstructionArgs {
+    Global<const uint32_t> rows;     // [W, kMatrixRowWords]
+    Global<const uint32_t> columns;  // [W, 2]
+    Global<float> sums;              // [W, 4]
+};
+
+// One instruction by the first warp.
+template <int W, class Half>
+DSPARK_KERNEL(kThreads)
+void one_instruction(InstructionArgs<W> args) {
+    check_warp_size<W>();
+    if constexpr (kHasMatrixUnit<W>) {
+        if (warp_index<W>() != 0) return;
+        constexpr int kWords = kMatrixRowWords<W>;
+        uint32_t rows[kWords], columns[2];
+        float sums[4];
+        for (int w = 0; w < kWords; ++w) rows[w] = args.rows[thread_idx() * kWords + w];
+        for (int w = 0; w < 2; ++w) columns[w] = args.columns[thread_idx() * 2 + w];
+        for (int i = 0; i < 4; ++i) sums[i] = args.sums[thread_idx() * 4 + i];
+        matrix_instruction<W, Half>(rows, columns, sums);
+        for (int i = 0; i < 4; ++i) args.sums[thread_idx() * 4 + i] = sums[i];
+    }
+}
+
+}  // namespace
+}  // namespace dspark::DSPARK_ISA
+
+namespace dspark::planted {
+namespace {
+
+using namespace dspark::DSPARK_ISA;
+
+template <class Half>
+Half half_of(float value) {
+    Half half;
+    narrow(value, &half);
+    return half;
+}
+
+// Numbers in which a wrong index shows, and random ones.
+enum Kind { kOneHot, kCodes, kPowers, kRandom, kKinds };
+
+float row_value(Kind kind, int row, int j, std::mt19937& random) {
+    switch (kind) {
+        case kOneHot:
+            return j == row * 31 % kDepth ? 1.0f : 0.0f;
+        case kCodes:
+            return static_cast<float>(row + 2 * (j % 3));
+        case kPowers:
+            return j == 7 ? std::ldexp(1.0f, row % 15) : 0.0f;
+        default:
+            return std::normal_distribution<float>()(random);
+    }
+}
+float column_value(Kind kind, int column, int j, std::mt19937& random) {
+    switch (kind) {
+        case kOneHot:
+            return static_cast<float>(column + 32 * (j % 8)) + (j / 8 % 2 == 0 ? 0.0f : -256.0f);
+        case kCodes:
+            return static_cast<float>(3 * column + j % 7);
+        case kPowers:
+            return std::ldexp(1.0f + static_cast<float>(column) / 32.0f, j % 15 - 7);
+        default:
+            return std::normal_distribution<float>()(random);
+    }
+}
+
+// The sum in the order that csrc/device/matrix.h and the emulator state for warps of W.
+template <class Half>
+float ordered_sum(const Half* row, const Half* column, int warp_size) {
+    float sum = 0.0f;
+    for (int step = 0; step < kDepth; step += 32) {
+        for (int half = 0; half < 2; ++half) {
+            for (int k = 0; k < 16; ++k) {
+                // Of the instruction's depth k: the lane that holds it, and where in its piece.
+                const int lane = warp_size == 64 ? k / 4 : k % 8 / 2;
+                const int within = warp_size == 64 ? k % 4 : k / 8 * 2 + k % 2;
+                const int j = step + 8 * lane + 4 * half + within;
+                if (j < kDepth) sum += to_float(row[j]) * to_float(column[j]);
+            }
+        }
+    }
+    return sum;
+}
+
+// Bits as stated; and near the exact sum, within what any order of float32 additions may lose.
+template <class Half>
+bool sum_is_right(float found, const Half* row, const Half* column, int warp_size) {
+    double exact = 0.0, magnitude = 0.0;
+    for (int j = 0; j < kDepth; ++j) {
+        const double product = double(to_float(row[j])) * to_float(column[j]);
+        exact += product;
+        magnitude += std::fabs(product);
+    }
+    const double bound = kDepth * std::ldexp(magnitude, -24);
+    return found == ordered_sum(row, column, warp_size) && std::fabs(found - exact) <= bound;
+}
+
+template <int W, class Half>
+Outcome run_product(void (*kernel)(ProductArgs<Half>)) {
+    for (int k = 0; k < kKinds; ++k) {
+        const Kind kind = static_cast<Kind>(k);
+        std::mt19937 random(5);
+        DeviceVector<Half> rows("rows", kRows * kDepth, emulator::kReadOnly);
+        DeviceVector<Half> columns("columns", kColumns * kDepth, emulator::kReadOnly);
+        DeviceVector<float> sums("sums", kRows * kColumns, emulator::kUninitialised);
+        for (int i = 0; i < kRows * kDepth; ++i) {
+            rows[i] = half_of<Half>(row_value(kind, i / kDepth, i % kDepth, random));
+        }
+        for (int i = 0; i < kColumns * kDepth; ++i) {
+            columns[i] = half_of<Half>(column_value(kind, i / kDepth, i % kDepth, random));
+        }
+        const ProductArgs<Half> args = {rows.data(), columns.data(), sums.data()};
+        const int code = launch("product", kernel, {1, 1, 1}, kBlock, nullptr, args);
+        if (code != 0) return {code, false};
+        if (!kHasMatrixUnit<W>) return {0, true};
+        const bool right = all_of(kRows * kColumns, [&](int i) {
+            return sum_is_right(sums[i], rows.data() + i / kColumns * kDepth,
+                                columns.data() + i % kColumns * kDepth, W);
+        });
+        if (!right) return {0, false};
+    }
+    return {0, true};
+}
+
+// The lane that holds an entry, and at which place of its registers: from the tables of the makers,
+// read the other way round than the emulator does.
+struct Place {
+    int lane, place;
+};
+Place row_place(int row, int k, int warp_size) {
+    if (warp_size == 64) return {16 * (k / 4) + row, k % 4};
+    return {row % 8 * 4 + k % 8 / 2, k / 8 * 4 + row / 8 * 2 + k % 2};
+}
+Place column_place(int column, int k, int warp_size) {
+    if (warp_size == 64) return {16 * (k / 4) + column, k % 4};
+    return {column * 4 + k % 8 / 2, k / 8 * 2 + k % 2};
+}
+Place sum_place(int row, int column, int warp_size) {
+    if (warp_size == 64) return {16 * (row / 4) + column, row % 4};
+    return {row % 8 * 4 + column / 2, row / 8 * 2 + column % 2};
+}
+
+template <int W, class Half>
+Outcome run_instruction() {
+    constexpr int kWords = kMatrixRowWords<W>;
+    constexpr int kWide = W == 64 ? 16 : 8;  // columns
+    DeviceVector<uint32_t> rows("rows", W * kWords, emulator::kReadOnly);
+    DeviceVector<uint32_t> columns("columns", W * 2, emulator::kReadOnly);
+    DeviceVector<float> sums("sums", W * 4);
+    const auto put = [](uint32_t* words, Place at, int words_per_lane, float value) {
+        uint32_t& word = words[at.lane * words_per_lane + at.place / 2];
+        word |= uint32_t{half_of<Half>(value).bits} << (16 * (at.place % 2));
+    };
+    float row_matrix[16][16], column_matrix[16][16];
+    for (int k = 0; k < 16; ++k) {
+        for (int r = 0; r < 16; ++r) {
+            row_matrix[r][k] = static_cast<float>((r * 7 + k * 11) % 32 - 13);
+            put(rows.data(), row_place(r, k, W), kWords, row_matrix[r][k]);
+        }
+        for (int c = 0; c < kWide; ++c) {
+            column_matrix[c][k] = static_cast<float>((c * 5 + k * 3) % 16 - 7);
+            put(columns.data(), column_place(c, k, W), 2, column_matrix[c][k]);
+        }
+    }
+    for (int i = 0; i < W * 4; ++i) sums[i] = static_cast<float>(i) / 4.0f;
+    const InstructionArgs<W> args = {rows.data(), columns.data(), sums.data()};
+    const int code =
+        launch("instruction", one_instruction<W, Half>, {1, 1, 1}, kBlock, nullptr, args);
+    return {code, all_of(16 * kWide, [&](int i) {
+                const Place at = sum_place(i / kWide, i % kWide, W);
+                float wanted = static_cast<float>(at.lane * 4 + at.place) / 4.0f;
+                for (int k = 0; k < 16; ++k) {
+                    wanted += row_matrix[i / kWide][k] * column_matrix[i % kWide][k];
+                }
+                return sums[at.lane * 4 + at.place] == wanted;
+            })};
+}
+
+#define DSPARK_MATRIX(Name, name, expression)      \
+    struct Name {                                  \
+        static constexpr const char* kName = name; \
+        template <int W>                           \
+        static Outcome run() {                     \
+            return expression;                     \
+        }                                          \
+    };
+
+template <int W, class Half, bool kRowsShared, int kLanesIn>
+Outcome run_multiply() {
+    return run_product<W, Half>(multiply_matrices<W, Half, kRowsShared, kLanesIn>);
+}
+// Nothing to run where there is no matrix unit; what tells that there is none is the case's result.
+template <int W, class Half>
+Outcome run_instruction_if() {
+    if constexpr (kHasMatrixUnit<W>) return run_instruction<W, Half>();
+    return {0, W == 4};
+}
+
+DSPARK_MATRIX(Brain, "matrix_bfloat16", (run_multiply<W, BFloat16, false, W>()))
+DSPARK_MATRIX(BrainShared, "matrix_bfloat16_shared", (run_multiply<W, BFloat16, true, W>()))
+DSPARK_MATRIX(Half, "matrix_float16", (run_multiply<W, Float16, false, W>()))
+DSPARK_MATRIX(HalfShared, "matrix_float16_shared", (run_multiply<W, Float16, true, W>()))
+DSPARK_MATRIX(HalfWarp, "matrix_half_warp", (run_multiply<W, BFloat16, false, W / 2>()))
+DSPARK_MATRIX(BrainWord, "matrix_layout_bfloat16", (run_instruction_if<W, BFloat16>()))
+DSPARK_MATRIX(HalfWord, "matrix_layout_float16", (run_instruction_if<W, Float16>()))
+
+}  // namespace
+
+std::vector<Case> matrix_cases() {
+    return {make_case<Brain>(),      make_case<BrainShared>(), make_case<Half>(),
+            make_case<HalfShared>(), make_case<HalfWarp>(),    make_case<BrainWord>(),
+            make_case<HalfWord>()};
+}
+
+}  // namespace dspark::planted

@@ -1,0 +1,45 @@
+"""Matrix products of the device layer on the emulator: values, checks, traffic."""
+
+import pytest
+from emulator import BOUNDS, FULL
+from planted_cases import DIVERGENT_COLLECTIVE, SEEDS
+
+WITH_UNIT = (32, 64)
+PRODUCTS = (
+    "matrix_bfloat16",
+    "matrix_bfloat16_shared",
+    "matrix_float16",
+    "matrix_float16_shared",
+)
+LAYOUTS = ("matrix_layout_bfloat16", "matrix_layout_float16")
+
+
+@pytest.mark.parametrize("level", [BOUNDS, FULL])
+@pytest.mark.parametrize("warp_size", (4, *WITH_UNIT))
+def test_products(selftest, warp_size, level):
+    """Bit by bit in the stated order, and near the exact sums."""
+    outcomes = selftest.run(level, warp_size, SEEDS[:4], *PRODUCTS, *LAYOUTS)
+    assert len(outcomes) == 4 * len(PRODUCTS + LAYOUTS)
+    for outcome in outcomes:
+        assert outcome["code"] == 0 and outcome["correct"], outcome
+
+
+@pytest.mark.parametrize("warp_size", WITH_UNIT)
+@pytest.mark.parametrize("level", [BOUNDS, FULL])
+def test_half_of_a_warp(selftest, warp_size, level):
+    for outcome in selftest.run(level, warp_size, SEEDS, "matrix_half_warp"):
+        assert outcome["code"] == DIVERGENT_COLLECTIVE, outcome
+        assert "128 threads wait for lanes of their warp" in outcome["report"], outcome["report"]
+
+
+@pytest.mark.parametrize("warp_size", WITH_UNIT)
+def test_instructions_and_banks(selftest, warp_size):
+    """8 x 4 or 8 x 2 tiles of the 128 x 32 sums, 3 steps of 2 instructions, four matrices; no two
+    lanes of a 16-byte access to shared memory meet in a bank."""
+    for case in PRODUCTS:
+        (outcome,) = selftest.run(FULL, warp_size, [0], case)
+        counters = outcome["counters"]["kernels"]["product"]
+        tiles = 8 * 32 // (16 if warp_size == 64 else 8)
+        assert counters["matrix_instructions"] == tiles * 3 * 2 * 4
+        assert counters["bank_conflicts"] == 0
+        assert counters["accesses_16"] > 0
