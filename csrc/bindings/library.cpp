@@ -58,9 +58,11 @@ STABLE_TORCH_LIBRARY(dspark_ext, m) {
           "Tensor(a!) verified, Tensor(b!) reached, Tensor(c!) histogram) -> ()");
 
     // draft: Markov block sampling, confidences (csrc/ops/draft)
-    m.def("markov_sample(Tensor base_logits, Tensor anchor, Tensor w1, Tensor w2, str method, "
-          "Tensor temperature, Tensor seeds, Tensor positions, Tensor? d2t, int num_drafts, "
-          "int vocab_size, bool exact) -> (Tensor token_ids, Tensor logits, Tensor prev_embed)");
+    m.def("markov_sample(Tensor base_logits, Tensor anchor, Tensor w1, Tensor w2, str head, "
+          "Tensor? hidden, Tensor? head_weight, Tensor? head_bias, str method, Tensor temperature, "
+          "Tensor seeds, Tensor positions, Tensor? d2t, int num_drafts, int vocab_size, bool exact) -> "
+          "(Tensor token_ids, Tensor logits, Tensor prev_embed, Tensor row_temperature, "
+          "Tensor tile_max, Tensor tile_sum, Tensor tile_nan)");
     m.def("confidence(Tensor hidden, Tensor prev_embed, Tensor weight, Tensor? bias, "
           "Tensor? temperatures) -> Tensor");
     m.def("calibrate(Tensor conf_logits, Tensor temperatures) -> Tensor");

@@ -8,9 +8,23 @@ from typing import NamedTuple
 
 import torch
 
-__all__ = ["DraftOutput", "calibrate", "confidence", "markov_sample"]
+__all__ = ["DraftOutput", "RowStatistics", "calibrate", "confidence", "markov_sample"]
 
-_HEADS = ("vanilla",)
+
+class RowStatistics(NamedTuple):
+    """What a pass over rows of logits yields under a temperature, tiles = ceil(V / 4096) per row:
+    docs/numerics.md sections 1 to 3.
+
+    temperature: float32 [B, n], what the row was drawn with; 0: greedy.
+    tile_max: float32 [B, n, tiles], m_t: the largest logit as it is read; -inf for an empty tile.
+    tile_sum: float32 [B, n, tiles], S_t: the canonical sum of the weights; 0 on greedy rows.
+    tile_nan: uint8 [B, n, tiles], 1 where the tile holds a NaN.
+    """
+
+    temperature: torch.Tensor
+    tile_max: torch.Tensor
+    tile_sum: torch.Tensor
+    tile_nan: torch.Tensor
 
 
 class DraftOutput(NamedTuple):
@@ -20,11 +34,13 @@ class DraftOutput(NamedTuple):
     logits: [B, n, V] in the dtype of base_logits: exactly what each id was drawn from, before the
         temperature; `rejection_sample` takes them as draft_logits.
     prev_embed: [B, n, r] in the dtype of w1: w1[x_{k-1}], what `confidence` reads.
+    statistics: `RowStatistics` of the logits, those that the draws went by.
     """
 
     token_ids: torch.Tensor
     logits: torch.Tensor
     prev_embed: torch.Tensor
+    statistics: RowStatistics
 
 
 def markov_sample(
@@ -46,19 +62,30 @@ def markov_sample(
     exact: bool = False,
     vocab_size: int | None = None,
 ) -> DraftOutput:
-    """Draws x_1..x_n one after the other from logits_k = base_k + w2 w1[x_{k-1}].
+    """Draws x_1..x_n one after the other from logits_k = base_k + w2 u_k.
+
+    With e = w1[x_{k-1}] and h = hidden_k, u_k is, by head:
+
+    - vanilla: e
+    - gated: sigmoid(W [h ; e] + bias) * e
+    - rnn: tanh(o), where (g, c, o) = W [s ; e ; h] + bias in thirds and the state s, zeros before
+      x_1, becomes sigmoid(g) * s + (1 - sigmoid(g)) * tanh(c).
 
     The logits are rounded to the dtype of base_logits first and the draw reads the rounded ones, so
     the distribution that verification recomputes from them is the one sampled from. The draw
     depends on the request's own logits, seed and position only, not on its place in the batch.
 
     Args:
-        base_logits: [B, K, V_draft] float32, bfloat16 or float16; -inf excludes an id.
+        base_logits: [B, K, V_draft] float32, bfloat16 or float16; -inf excludes an id. K may be
+            more or fewer rows than the head was trained for.
         anchor: int64 [B] (int32 is converted), x_0, in [0, V).
         w1: [V, r], embedding of the previous token, by target id.
         w2: [V_draft, r], its effect on each draft id. float32, bfloat16 or float16, each of them.
-        head: "vanilla". The gated and rnn heads are not available; their arguments `hidden`,
-            `head_weight`, `head_bias` must be None.
+        head: "vanilla", "gated" or "rnn". The other two need `hidden` and `head_weight`.
+        hidden: [B, K, d], rows of the draft backbone, as the head was trained on them.
+        head_weight: W: gated [r, d + r], columns in the order [h ; e]; rnn [3r, 2r + d], columns
+            [s ; e ; h], rows [g ; c ; o]. DeepSpec's `gate_proj`, `joint_proj`.
+        head_bias: [r] or [3r]; None: zeros. Each of the three float32, bfloat16 or float16.
         method: "probabilistic" draws (argmax on rows of temperature 0); "greedy" takes the argmax
             on every row (pass no draft_logits to `rejection_sample` then: the proposal is one-hot).
             Ties go to the lowest id.
@@ -73,20 +100,22 @@ def markov_sample(
             docs/numerics.md. On a CPU that order is the only one, so this changes nothing.
         vocab_size: V, width of the logits kept; default V_draft, with d2t the rows of w1.
 
-    Raises NotImplementedError for a head that is not available, RuntimeError for shapes, dtypes,
-    an anchor without an embedding, colliding d2t, negative or non-finite temperatures.
+    Raises RuntimeError for shapes, dtypes, a head without its parts and, on a CPU, a token without
+    an embedding, colliding d2t, negative or non-finite temperatures. A GPU reads no values on the
+    host: there a token without an embedding has the zero embedding; a request with such a
+    temperature gets ids -1 and its statistics a NaN temperature; a draft id whose target lies
+    outside [0, V) is dropped; d2t that collide are the caller's to avoid.
 
-    Source: DSpark paper section 3.1; DeepSpec markov_head.py (vanilla).
+    Source: DSpark paper section 3.1; DeepSpec markov_head.py.
     """
-    if head not in _HEADS or not (hidden is head_weight is head_bias is None):
-        raise NotImplementedError(
-            f"dspark_ext.markov_sample: head {head!r} with hidden, head_weight or head_bias is not "
-            f"available; available: {', '.join(_HEADS)}, which reads none of them"
-        )
     if base_logits.dim() != 3:
         raise RuntimeError(
             "dspark_ext.markov_sample: base_logits: expected shape [B, K, V_draft], got "
             f"{list(base_logits.shape)}"
+        )
+    if w1.dim() != 2:
+        raise RuntimeError(
+            f"dspark_ext.markov_sample: w1: expected shape [V, r], got {list(w1.shape)}"
         )
     device = base_logits.device
     batch = base_logits.shape[0]
@@ -94,22 +123,25 @@ def markov_sample(
         num_drafts = base_logits.shape[1]
     if vocab_size is None:
         vocab_size = base_logits.shape[2] if d2t is None else w1.shape[0]
-    return DraftOutput(
-        *torch.ops.dspark_ext.markov_sample(
-            base_logits,
-            anchor.to(torch.int64),
-            w1,
-            w2,
-            method,
-            _per_request(temperature, batch, torch.float32, device),
-            _per_request(seeds, batch, torch.int64, device),
-            _per_request(positions, batch, torch.int64, device),
-            None if d2t is None else d2t.to(torch.int64),
-            num_drafts,
-            vocab_size,
-            exact,
-        )
+    token_ids, logits, prev_embed, *statistics = torch.ops.dspark_ext.markov_sample(
+        base_logits,
+        anchor.to(torch.int64),
+        w1,
+        w2,
+        head,
+        hidden,
+        head_weight,
+        head_bias,
+        method,
+        _per_request(temperature, batch, torch.float32, device),
+        _per_request(seeds, batch, torch.int64, device),
+        _per_request(positions, batch, torch.int64, device),
+        None if d2t is None else d2t.to(torch.int64),
+        num_drafts,
+        vocab_size,
+        exact,
     )
+    return DraftOutput(token_ids, logits, prev_embed, RowStatistics(*statistics))
 
 
 def confidence(
@@ -134,12 +166,14 @@ def confidence(
             at each call, so they may be changed in place.
 
     A NaN among the inputs gives NaN, which `schedule` counts as 0. Raises RuntimeError for shapes,
-    dtypes and temperatures that are not finite and > 0.
+    dtypes and temperatures that are not finite and > 0; on a GPU such a temperature gives NaN.
 
     Source: DSpark paper section 3.2 and 5; DeepSpec confidence_head.py.
     """
     if bias is not None and not isinstance(bias, torch.Tensor):
         bias = torch.tensor([bias], dtype=torch.float32, device=hidden.device)
+    if bias is not None:
+        bias = bias.reshape(-1)
     return torch.ops.dspark_ext.confidence(
         hidden, prev_embed, weight.reshape(-1), bias, _as_temperatures(temperatures, hidden.device)
     )
@@ -154,7 +188,7 @@ def calibrate(conf_logits: torch.Tensor, temperatures: torch.Tensor) -> torch.Te
         temperatures: float32 [K], finite and > 0. Ones are the identity; the order of requests at
             one position does not change (values may come to tie by rounding).
 
-    Raises RuntimeError for shapes and temperatures.
+    Raises RuntimeError for shapes and temperatures; on a GPU a temperature out of range gives NaN.
 
     Source: sequential temperature scaling, DSpark paper section 5.
     """

@@ -42,7 +42,8 @@ def drafts(generator):
             seeds=torch.arange(9),
             positions=torch.arange(9) * 7,
         )
-        yield from output
+        yield from output[:3]
+        yield from output.statistics
         hidden = torch.randn(9, 4, 301, generator=generator).to(dtype)
         weight = torch.randn(338, generator=generator) / 9
         heat = torch.tensor([0.5, 1.0, 1.5, 2.0])

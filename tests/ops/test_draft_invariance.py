@@ -2,34 +2,37 @@
 
 import pytest
 import torch
-from draft_inputs import assert_same, bits, head, sample
+from draft_inputs import HEADS, assert_same, bits, head, joined, part, sample
 
 from dspark_ext import draft
 
 
+@pytest.mark.parametrize("kind", HEADS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_request_does_not_depend_on_the_batch(dtype):
-    """64 requests: permuted, split, alone; ids, logits and embeddings to the bit."""
-    it = head(64, 4, 700, 24, dtype=dtype, seed=6)
+def test_a_request_does_not_depend_on_the_batch(dtype, kind):
+    """64 requests: permuted, split, alone; every tensor to the bit."""
+    it = head(64, 4, 700, 24, kind=kind, dtype=dtype, seed=6)
     it.temperature[::5] = 0
     whole = sample(it)
     order = torch.randperm(64, generator=torch.Generator().manual_seed(1))
-    assert_same(sample(it, order), draft.DraftOutput(*(part[order] for part in whole)))
+    assert_same(sample(it, order), part(whole, order))
     for parts in ([17, 47], [1] * 64, [3, 5, 8, 48]):
         pieces = [sample(it, rows) for rows in torch.arange(64).split(parts)]
-        assert_same(whole, draft.DraftOutput(*(torch.cat(part) for part in zip(*pieces))))
+        assert_same(whole, joined(pieces))
 
 
-def test_a_prefix_of_the_block_is_a_shorter_block():
-    it = head(6, 5, 80, 8)
+@pytest.mark.parametrize("kind", HEADS)
+def test_a_prefix_of_the_block_is_a_shorter_block(kind):
+    it = head(6, 5, 80, 8, kind=kind)
     whole = sample(it)
     for count in range(6):
         short = sample(it, num_drafts=count)
-        assert_same(short, draft.DraftOutput(*(part[:, :count] for part in whole)))
+        assert_same(short, part(whole, (slice(None), slice(count))))
 
 
-def test_thread_count_changes_nothing():
-    it = head(9, 3, 6000, 32, dtype=torch.bfloat16)
+@pytest.mark.parametrize("kind", HEADS)
+def test_thread_count_changes_nothing(kind):
+    it = head(9, 3, 6000, 32, kind=kind, width=600, dtype=torch.bfloat16)
     threads, outputs = torch.get_num_threads(), []
     try:
         for count in (1, 2, 3, 7):
@@ -58,10 +61,12 @@ def test_strided_logits_and_weights():
 
 
 def test_inputs_stay_as_they_are():
-    it = head(4, 3, 60, 8, target=90)
-    before = {name: value.clone() for name, value in vars(it).items()}
+    it = head(4, 3, 60, 8, target=90, kind="rnn")
+    tensors = {name: value for name, value in vars(it).items() if isinstance(value, torch.Tensor)}
+    before = {name: value.clone() for name, value in tensors.items()}
     sample(it)
-    for name, value in vars(it).items():
+    assert len(tensors) == 11
+    for name, value in tensors.items():
         assert torch.equal(bits(value), bits(before[name])), name
 
 
@@ -108,6 +113,12 @@ def hostile(**changes):
     return {**arguments, **changes}
 
 
+def gated(**changes):
+    """d = 8, r = 4"""
+    options = {"head": "gated", "hidden": torch.zeros(2, 3, 8), "head_weight": torch.zeros(4, 12)}
+    return {**options, **changes}
+
+
 REDUCED = head(2, 3, 20, 4, target=30)
 
 
@@ -135,7 +146,18 @@ REDUCED = head(2, 3, 20, 4, target=30)
         ({"num_drafts": -1}, "num_drafts"),
         ({"vocab_size": 19}, "vocab_size"),
         ({"method": "gumbel"}, "method"),
-        ({"head": "gated"}, "head"),
+        ({"head": "lstm"}, "head"),
+        ({"head": "gated"}, "hidden"),
+        ({"head": "gated", "hidden": torch.zeros(2, 3, 8)}, "head_weight"),
+        (gated(hidden=torch.zeros(2, 2, 8)), "hidden"),
+        (gated(hidden=torch.zeros(2, 3, 8, dtype=torch.int64)), "hidden"),
+        (gated(head_weight=torch.zeros(4, 11)), "head_weight"),
+        (gated(head_weight=torch.zeros(12, 12)), "head_weight"),
+        (gated(head_bias=torch.zeros(5)), "head_bias"),
+        (gated(head="rnn"), "head_weight"),
+        (gated(head="rnn", head_weight=torch.zeros(12, 16), head_bias=torch.zeros(4)), "head_bias"),
+        ({"head_weight": torch.zeros(4, 12)}, "head_weight"),
+        ({"head_bias": torch.zeros(4)}, "head_bias"),
         ({"hidden": torch.zeros(2, 3, 8)}, "hidden"),
         ({"d2t": torch.zeros(19, dtype=torch.int64)}, "d2t"),
         ({"d2t": torch.ones(20, dtype=torch.int64)}, "d2t"),
@@ -159,8 +181,8 @@ def test_opcheck(reduced):
     vocab = 30 if reduced else 20
     torch.library.opcheck(
         torch.ops.dspark_ext.markov_sample.default,
-        (it.base_logits, it.anchor, it.w1, it.w2, "probabilistic", it.temperature, it.seeds)
-        + (it.positions, it.d2t, 3, vocab, False),
+        (it.base_logits, it.anchor, it.w1, it.w2, "vanilla", None, None, None, "probabilistic")
+        + (it.temperature, it.seeds, it.positions, it.d2t, 3, vocab, False),
     )
 
 

@@ -4,49 +4,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from draft_inputs import assert_same, bits, head, sample
+from draft_inputs import assert_same, check_block, head, part, sample
 from lawkit import assert_law
 
 from dspark_ext import draft, sampling
 from dspark_ext.reference import draft as reference
-from dspark_ext.reference import numerics
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-
-
-def expected_logits(it, ids, num_drafts, vocab):
-    """Recomputed from the drafted ids, to the bit."""
-    batch = ids.shape[0]
-    logits = torch.empty(batch, num_drafts, vocab, dtype=it.base_logits.dtype)
-    previous = it.anchor
-    for k in range(num_drafts):
-        for b in range(batch):
-            row = reference.step_logits(it.base_logits[b, k], it.w1[previous[b]], it.w2)
-            logits[b, k] = reference.scatter_to_target(row, it.d2t, vocab)
-        previous = ids[:, k]
-    return logits
-
-
-def expected_ids(it, logits, method="probabilistic"):
-    """Redrawn from the kept logits with the documented uniforms."""
-    ids = torch.empty(logits.shape[:2], dtype=torch.int64)
-    for b, k in ((b, k) for b in range(logits.shape[0]) for k in range(logits.shape[1])):
-        temperature = 0.0 if method == "greedy" else float(it.temperature[b])
-        law = numerics.row_statistics(logits[b, k].float().numpy(), temperature)
-        position = int(it.positions[b]) + k
-        u = numerics.uniform(int(it.seeds[b]), position, "draft", k)
-        ids[b, k] = numerics.draw(law.weight, law.tile_totals(), u)
-    return ids
-
-
-def check_block(it, output, **options):
-    steps, vocab = output.logits.shape[1:]
-    assert torch.equal(
-        bits(output.logits), bits(expected_logits(it, output.token_ids, steps, vocab))
-    )
-    assert output.token_ids.tolist() == expected_ids(it, output.logits, **options).tolist()
-    previous = torch.cat([it.anchor[:, None], output.token_ids[:, :-1]], 1)
-    assert torch.equal(output.prev_embed, it.w1[previous])
 
 
 @pytest.mark.parametrize("weights", DTYPES, ids=lambda d: f"weights={str(d)[6:]}")
@@ -237,8 +201,7 @@ def test_row_without_any_mass_yields_id_zero(fill, temperature):
     output = sample(it, temperature=temperature)
     assert int(output.token_ids[1, 1]) == 0
     assert torch.equal(output.prev_embed[1, 2], it.w1[0])
-    for part, other in zip(output, clean):
-        assert torch.equal(part[[0, 2]], other[[0, 2]])
+    assert_same(part(output, [0, 2]), part(clean, [0, 2]))
 
 
 def test_infinite_logits_share_the_mass():

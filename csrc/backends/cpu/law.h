@@ -24,6 +24,8 @@ class LawTables {
         law.tile_max = reinterpret_cast<float*>(tile_scale_ + num_tiles(vocab));
         law.tile_sum = law.tile_max + num_tiles(vocab);
     }
+    // For a law whose tile maxima and sums are elsewhere.
+    void attach_scale(Law& law) const { law.tile_scale = tile_scale_; }
 
   private:
     double* tile_scale_;
@@ -46,27 +48,48 @@ DSPARK_DEVICE int32_t find_argmax(const Law& law) {
     return static_cast<int32_t>(id);
 }
 
-// Fills the law of `law.row` at a temperature, nothing filtered. One pass over memory: a tile's
-// maximum is found while it comes in, its weights while it is in the first-level cache.
-inline void row_statistics(Law& law, float temperature, float* buffer) {
-    start_law(law, temperature);
-    law.maximum = -kInfinity;
-    law.has_nan = false;
+// What one tile adds to the statistics of a row.
+struct TileStatistics {
+    float maximum;  // m_t
+    float sum;      // S_t; 0 on greedy rows
+    bool has_nan;
+};
+
+// Of a law that is started. One pass over memory: the tile's maximum is found while it comes in,
+// its weights while it is in the first-level cache.
+DSPARK_DEVICE TileStatistics tile_statistics(const Law& law, int t, float* buffer) {
     const Row row = row_of(law);
-    for (int t = 0; t < num_tiles(row.size); ++t) {
-        const TileView tile = read_tile(row, t, buffer);
-        law.has_nan = law.has_nan || tile.has_nan;
-        law.maximum = tile.maximum > law.maximum ? tile.maximum : law.maximum;
-        law.tile_max[t] = tile.maximum;
-        law.tile_sum[t] = 0.0f;
-        if (!law.is_greedy && tile.maximum > -kInfinity) {
-            const TileWeights weights(tile.x, tile.maximum, law.scale);
-            law.tile_sum[t] = canonical_sum(tile_size(row.size, t), weights);
-        }
+    const TileView tile = read_tile(row, t, buffer);
+    TileStatistics statistics = {tile.maximum, 0.0f, tile.has_nan};
+    if (!law.is_greedy && tile.maximum > -kInfinity) {
+        const TileWeights weights(tile.x, tile.maximum, law.scale);
+        statistics.sum = canonical_sum(tile_size(row.size, t), weights);
+    }
+    return statistics;
+}
+
+// Finishes a law whose tile maxima and sums are there.
+inline void finish_law(Law& law) {
+    law.maximum = -kInfinity;
+    for (int t = 0; t < num_tiles(law.vocab); ++t) {
+        law.maximum = law.tile_max[t] > law.maximum ? law.tile_max[t] : law.maximum;
     }
     law.is_empty = law.maximum == -kInfinity;
     if (law.is_greedy && !law.is_empty) law.argmax = find_argmax(law);
     if (!law.is_greedy) add_tiles(law);
+}
+
+// Fills the law of `law.row` at a temperature, nothing filtered; passes the row once.
+inline void row_statistics(Law& law, float temperature, float* buffer) {
+    start_law(law, temperature);
+    law.has_nan = false;
+    for (int t = 0; t < num_tiles(law.vocab); ++t) {
+        const TileStatistics tile = tile_statistics(law, t, buffer);
+        law.has_nan = law.has_nan || tile.has_nan;
+        law.tile_max[t] = tile.maximum;
+        law.tile_sum[t] = tile.sum;
+    }
+    finish_law(law);
 }
 
 // A tile of a row whose statistics are known: in place if they show that nothing needs repair.

@@ -1,4 +1,5 @@
 // CPU kernels of the draft family, each on a range so that the caller can spread it over threads.
+// In the order in which a block is drafted; docs/numerics.md section 10.
 #pragma once
 
 #include "backends/cpu/isa.h"
@@ -8,16 +9,31 @@
 DSPARK_CPU_DECLARE(
     // Fills the columns of `logits` no draft id maps to with -inf; rows = pairs (request, draft).
     void mask_logits(const ::dspark::MarkovArgs& args, int64_t row_begin, int64_t row_end);
+    // Widens the hidden rows of pairs (request, draft).
+    void widen_hidden(const ::dspark::MarkovArgs& args, int64_t row_begin, int64_t row_end);
+    // H of every pair, for a range of groups of kBiasLanes rows of head_weight; `scratch` holds
+    // kBiasLanes * padded_hidden floats.
+    void hidden_dots(const ::dspark::MarkovArgs& args, int64_t group_begin, int64_t group_end,
+                     float* scratch);
     // Embeds the token before draft k; returns a request whose token has no embedding, or -1.
     int64_t embed_previous(const ::dspark::MarkovArgs& args, int64_t k);
-    // Logits of draft k, base + bias, for a range of groups of kBiasRows draft ids, all requests.
+    // z of draft k of every request, for a range of groups as above; `scratch` holds
+    // kBiasLanes * padded_rank floats, as it does for markov_logits.
+    void head_logits(const ::dspark::MarkovArgs& args, int64_t k, int64_t group_begin,
+                     int64_t group_end, float* scratch);
+    // u and the next state from z, for a range of requests.
+    void head_inputs(const ::dspark::MarkovArgs& args, int64_t request_begin, int64_t request_end);
+    // Logits of draft k, base + bias, for a range of groups of kBiasLanes draft ids, all requests.
     void markov_logits(const ::dspark::MarkovArgs& args, int64_t k, int64_t group_begin,
-                       int64_t group_end);
-    // Draws draft k from the logits kept, for a range of requests.
+                       int64_t group_end, float* scratch);
+    // Statistics of the logits kept of draft k, for a range of pairs (request, tile).
+    void markov_tiles(const ::dspark::MarkovArgs& args, int64_t k, int64_t tile_begin,
+                      int64_t tile_end);
+    // Draws draft k by the statistics, for a range of requests.
     void draw_tokens(const ::dspark::MarkovArgs& args, int64_t k, int64_t request_begin,
                      int64_t request_end);
-    // to[i] = data[i] in float32.
-    void widen_weight(::dspark::FloatType type, const void* data, int64_t size, float* to);
+    // Puts the confidence head's weight into float32.
+    void widen_weight(const ::dspark::ConfidenceArgs& args);
     // `scratch` holds padded_size floats.
     void confidence(const ::dspark::ConfidenceArgs& args, int64_t row_begin, int64_t row_end,
                     float* scratch);

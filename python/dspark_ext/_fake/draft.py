@@ -4,6 +4,8 @@ import torch
 
 from ._register import register_fake
 
+_TILE = 4096
+
 
 @register_fake("markov_sample")
 def _markov_sample(
@@ -11,6 +13,10 @@ def _markov_sample(
     anchor,
     w1,
     w2,
+    head,
+    hidden,
+    head_weight,
+    head_bias,
     method,
     temperature,
     seeds,
@@ -20,11 +26,16 @@ def _markov_sample(
     vocab_size,
     exact,
 ):
-    batch = base_logits.shape[0]
+    rows = (base_logits.shape[0], num_drafts)
+    tiles = (*rows, (vocab_size + _TILE - 1) // _TILE)
     return (
-        anchor.new_empty((batch, num_drafts), dtype=torch.int64),
-        base_logits.new_empty((batch, num_drafts, vocab_size)),
-        w1.new_empty((batch, num_drafts, w1.shape[1])),
+        base_logits.new_empty(rows, dtype=torch.int64),
+        base_logits.new_empty((*rows, vocab_size)),
+        w1.new_empty((*rows, w1.shape[1])),
+        base_logits.new_empty(rows, dtype=torch.float32),
+        base_logits.new_empty(tiles, dtype=torch.float32),
+        base_logits.new_empty(tiles, dtype=torch.float32),
+        base_logits.new_empty(tiles, dtype=torch.uint8),
     )
 
 
