@@ -67,6 +67,12 @@ STABLE_TORCH_LIBRARY(dspark_ext, m) {
           "Tensor? temperatures) -> Tensor");
     m.def("calibrate(Tensor conf_logits, Tensor temperatures) -> Tensor");
 
+    // formats: number formats of weights and their block scales (csrc/ops/formats)
+    m.def("decode(Tensor codes, str format) -> Tensor");
+    m.def("encode(Tensor values, str format) -> Tensor");
+    m.def("dequantize(Tensor weight, Tensor scale, str format, int[] block, ScalarType dtype) -> "
+          "Tensor");
+
     // linear, attention: row-invariant building blocks for decoding on a CPU (csrc/ops/linear, attention)
     m.def("pack_linear(Tensor weight) -> Tensor");
     m.def("linear(Tensor x, Tensor packed_weight, Tensor? bias, int out_features) -> Tensor");

@@ -19,7 +19,7 @@ constexpr double kLn2 = 0x1.62e42fefa39efp-1;
 constexpr double kLog2E = 0x1.71547652b82fep+0;
 
 template <class To, class From>
-DSPARK_DEVICE To bit_cast(From from) {
+DSPARK_HOST_DEVICE To bit_cast(From from) {
     static_assert(sizeof(To) == sizeof(From), "bit_cast needs equal sizes");
     To to;
     memcpy(&to, &from, sizeof(to));

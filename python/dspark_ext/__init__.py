@@ -22,6 +22,7 @@ _FAMILIES = (
     "draft",
     "draft_head",
     "engine",
+    "formats",
     "integrations",
     "linear",
     "metrics",

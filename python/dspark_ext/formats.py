@@ -1,0 +1,196 @@
+"""Number formats of weights: 8-bit and 4-bit floats with block scales, as checkpoints store them.
+
+| format | codes | scales | as released in |
+|---|---|---|---|
+| `"fp8_e4m3"` | OCP e4m3, one per byte | E8M0 or float32, one per block of any size | DeepSeek-V4 (128x128), V4.1 (32x32) |
+| `"fp8_e4m3fnuz"` | e4m3 FNUZ, one per byte | the same | conversions for hardware that wants FNUZ |
+| `"mxfp4"` | e2m1, two per byte, even column in the low half | E8M0, one per 1x32 | experts of DeepSeek-V4 and V4.1 |
+
+A block at the right or lower edge may be partial. A weight is `decoded code * scale` in float32,
+rounded once to the dtype asked for. The codecs are csrc/device/formats.h, the same text for the
+CPU and for kernels.
+"""  # noqa: E501
+
+import torch
+from torch import Tensor
+
+FORMATS = ("fp8_e4m3", "fp8_e4m3fnuz", "mxfp4")
+CODE_DTYPES = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e4m3fnuz": torch.float8_e4m3fnuz}
+LARGEST = {"fp8_e4m3": 448.0, "fp8_e4m3fnuz": 240.0, "mxfp4": 6.0}
+DEFAULT_BLOCKS = {"fp8_e4m3": (128, 128), "fp8_e4m3fnuz": (128, 128), "mxfp4": (1, 32)}
+SCALE_DTYPES = (torch.float8_e8m0fnu, torch.float32)
+_CODES = {"mxfp4": "fp4_e2m1"}  # name of the codes of a weight format, where it differs
+
+
+def decode(codes: Tensor, format: str) -> Tensor:
+    """Numbers of codes, exactly.
+
+    Args:
+        codes: `[..., n]` uint8, or the torch dtype of the format (float8_e4m3fn, float8_e4m3fnuz,
+            float8_e8m0fnu). For "fp4_e2m1" a byte holds two, the even one in its low half.
+        format: "fp8_e4m3", "fp8_e4m3fnuz", "fp4_e2m1" or "e8m0".
+
+    Returns:
+        `[..., n]` float32 (`[..., 2n]` for fp4). Codes without a number give NaN.
+
+    Raises:
+        RuntimeError: wrong dtype, unknown format, a tensor that is not on the CPU.
+    """
+    return torch.ops.dspark_ext.decode(as_bytes(codes), format)
+
+
+def encode(values: Tensor, format: str) -> Tensor:
+    """Codes nearest to numbers, ties to the even code.
+
+    Numbers beyond the largest one and infinities become the largest one, with their sign. NaN
+    becomes NaN; in fp4, which has none, +6. A negative number that rounds to zero keeps its sign
+    except in FNUZ, which has no -0.
+
+    Args:
+        values: `[..., n]` float32; n even for fp4.
+        format: "fp8_e4m3", "fp8_e4m3fnuz" or "fp4_e2m1".
+
+    Returns:
+        `[..., n]` uint8 (`[..., n / 2]` for fp4).
+
+    Raises:
+        RuntimeError: wrong dtype, unknown format, odd n for fp4, a tensor that is not on the CPU.
+    """
+    return torch.ops.dspark_ext.encode(values, format)
+
+
+def dequantize(
+    weight: Tensor,
+    scale: Tensor,
+    format: str,
+    *,
+    block: tuple[int, int] | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """Weights from codes and block scales.
+
+    Args:
+        weight: `[..., rows, columns]` codes: the torch dtype of the format or uint8; for "mxfp4"
+            `[..., rows, columns / 2]` uint8, int8 or float4_e2m1fn_x2.
+        scale: `[..., ceil(rows / block rows), ceil(columns / block columns)]` float8_e8m0fnu (or
+            its bytes as uint8) or float32.
+        format: one of `FORMATS`.
+        block: (rows, columns) that share a scale; None for the format's usual size, (128, 128) or
+            (1, 32).
+        dtype: float32, bfloat16 or float16, of the result.
+
+    Returns:
+        `[..., rows, columns]`: the float32 product of code and scale, rounded once to `dtype`. NaN
+        where the code or the scale is NaN.
+
+    Raises:
+        RuntimeError: a shape, dtype or the format does not fit; the message names the argument.
+    """
+    block = DEFAULT_BLOCKS.get(format, (0, 0)) if block is None else block
+    if scale.dtype != torch.float32:
+        scale = as_bytes(scale)
+    codes = as_bytes(weight)
+    if weight.device.type in ("cpu", "meta"):
+        return torch.ops.dspark_ext.dequantize(codes, scale, format, list(block), dtype)
+    return _dequantize_elsewhere(codes, scale, format, block, dtype)
+
+
+def quantize(
+    weight: Tensor,
+    format: str,
+    *,
+    block: tuple[int, int] | None = None,
+    scale_dtype: torch.dtype = torch.float8_e8m0fnu,
+) -> tuple[Tensor, Tensor]:
+    """Codes and block scales of weights.
+
+    A block's scale maps its largest magnitude into the range of the codes: for E8M0 the smallest
+    power of two that does, so that nothing saturates (within 2^-127 .. 2^127); for float32 the
+    quotient of the two. A block of zeros has the scale 1.
+
+    Args:
+        weight: `[..., rows, columns]` float32, bfloat16 or float16, finite, on the CPU; columns
+            even for "mxfp4".
+        format: one of `FORMATS`.
+        block: (rows, columns) that share a scale; None for the format's usual size, (128, 128) or
+            (1, 32).
+        scale_dtype: torch.float8_e8m0fnu, or torch.float32 (not for "mxfp4").
+
+    Returns:
+        (codes, scale): `[..., rows, columns]` in the torch dtype of the format, for "mxfp4"
+        `[..., rows, columns / 2]` uint8; and `[..., ceil(rows / block rows), ceil(columns / block
+        columns)]` in `scale_dtype`. `dequantize` with the same format and block is the way back.
+
+    Raises:
+        ValueError: unknown format or block, a scale dtype that the format does not have, weights
+            that are not finite.
+    """
+    block = check_format(format, block, scale_dtype)
+    if weight.dim() < 2 or (format == "mxfp4" and weight.shape[-1] % 2):
+        wanted = "[..., rows, even columns]" if format == "mxfp4" else "[..., rows, columns]"
+        raise ValueError(f"quantize: weight: expected shape {wanted}, got {list(weight.shape)}")
+    values = weight.detach().float()
+    if not bool(values.isfinite().all()):
+        raise ValueError("quantize: weight: expected finite numbers, found NaN or infinity")
+    scale = _block_scales(_block_maxima(values.abs(), block), LARGEST[format], scale_dtype)
+    per_weight = _spread(scale.float(), block, values.shape)
+    codes = encode(values / per_weight, _CODES.get(format, format))
+    return codes.view(CODE_DTYPES.get(format, torch.uint8)), scale
+
+
+def check_format(
+    format: str, block: tuple[int, int] | None, scale_dtype: torch.dtype
+) -> tuple[int, int]:
+    """The block size in force, or a ValueError that says what does not fit."""
+    if format not in FORMATS:
+        raise ValueError(f"format: expected one of {', '.join(FORMATS)}, got {format!r}")
+    if scale_dtype not in SCALE_DTYPES or (format == "mxfp4" and scale_dtype == torch.float32):
+        wanted = "torch.float8_e8m0fnu" + ("" if format == "mxfp4" else " or torch.float32")
+        raise ValueError(f"scale_dtype: expected {wanted} for {format}, got {scale_dtype}")
+    block = DEFAULT_BLOCKS[format] if block is None else tuple(block)
+    if len(block) != 2 or min(block) < 1 or (format == "mxfp4" and block[1] % 2):
+        raise ValueError(f"block: expected (rows, columns), even columns for mxfp4, got {block}")
+    return block
+
+
+def scale_shape(shape: tuple[int, ...], block: tuple[int, int]) -> tuple[int, ...]:
+    """Shape of the scales of weights [..., rows, columns]; a partial block counts as one."""
+    return (*shape[:-2], -(-shape[-2] // block[0]), -(-shape[-1] // block[1]))
+
+
+def as_bytes(codes: Tensor) -> Tensor:
+    """The same codes as uint8, whatever one-byte dtype they come in; others stay as they are."""
+    return codes.view(torch.uint8) if codes.dtype.itemsize == 1 else codes
+
+
+def _block_maxima(magnitudes: Tensor, block: tuple[int, int]) -> Tensor:
+    rows, columns = magnitudes.shape[-2:]
+    padding = (0, -columns % block[1], 0, -rows % block[0])
+    padded = torch.nn.functional.pad(magnitudes, padding)
+    return padded.unflatten(-1, (-1, block[1])).unflatten(-3, (-1, block[0])).amax((-3, -1))
+
+
+def _block_scales(maxima: Tensor, largest: float, scale_dtype: torch.dtype) -> Tensor:
+    if scale_dtype == torch.float32:
+        quotient = (maxima / largest).clamp(min=torch.finfo(torch.float32).tiny)
+        return torch.where(maxima > 0, quotient, 1.0)
+    mantissa, exponent = torch.frexp(maxima)  # maxima = mantissa * 2^exponent, mantissa in [1/2, 1)
+    top_mantissa, top_exponent = torch.frexp(torch.tensor(largest))
+    exponent = exponent - top_exponent + (mantissa > top_mantissa).int()
+    exponent = torch.where(maxima > 0, exponent.clamp(-127, 127), 0)
+    return (exponent + 127).to(torch.uint8).view(torch.float8_e8m0fnu)
+
+
+def _spread(scale: Tensor, block: tuple[int, int], shape: tuple[int, ...]) -> Tensor:
+    """Scales [..., r, c] repeated over their blocks, cut to [..., rows, columns]."""
+    wide = scale.repeat_interleave(block[0], -2).repeat_interleave(block[1], -1)
+    return wide[..., : shape[-2], : shape[-1]]
+
+
+def _dequantize_elsewhere(codes, scale, format, block, dtype):
+    """`dequantize` in torch's own operations, for devices that the compiled one does not serve."""
+    table = decode(torch.arange(256, dtype=torch.uint8)[:, None], _CODES.get(format, format))
+    numbers = table.to(codes.device)[codes.long()].flatten(-2)
+    if scale.dtype != torch.float32:
+        scale = decode(torch.arange(256, dtype=torch.uint8), "e8m0").to(scale.device)[scale.long()]
+    return (numbers * _spread(scale, block, numbers.shape)).to(dtype)
