@@ -1,15 +1,18 @@
 """Number formats of weights: 8-bit and 4-bit floats with block scales, as checkpoints store them.
 
-| format | codes | scales | as released in |
-|---|---|---|---|
-| `"fp8_e4m3"` | OCP e4m3, one per byte | E8M0 or float32, one per block of any size | DeepSeek-V4 (128x128), V4.1 (32x32) |
-| `"fp8_e4m3fnuz"` | e4m3 FNUZ, one per byte | the same | conversions for hardware that wants FNUZ |
-| `"mxfp4"` | e2m1, two per byte, even column in the low half | E8M0, one per 1x32 | experts of DeepSeek-V4 and V4.1 |
+| format | codes | scales |
+|---|---|---|
+| `"fp8_e4m3"` | OCP e4m3, one per byte | E8M0 or float32, one per block of any size |
+| `"fp8_e4m3fnuz"` | e4m3 FNUZ, one per byte | the same |
+| `"mxfp4"` | e2m1, two per byte, even column in the low half | E8M0, one per 1x32 |
+
+DeepSeek-V4 is released with fp8_e4m3 in blocks of 128x128, V4.1 of 32x32, the experts of both in
+mxfp4; fp8_e4m3fnuz is for hardware that wants it.
 
 A block at the right or lower edge may be partial. A weight is `decoded code * scale` in float32,
 rounded once to the dtype asked for. The codecs are csrc/device/formats.h, the same text for the
 CPU and for kernels.
-"""  # noqa: E501
+"""
 
 import torch
 from torch import Tensor

@@ -22,26 +22,48 @@ void encode_range(const EncodeArgs& args, int64_t begin, int64_t end) {
     }
 }
 
-// One run of `count` weights that share a scale.
-template <class Code>
+// Weights are unpacked to one code a byte, this many at a time: a fixed number makes vectors.
+constexpr int kChunk = 32;
+
+// Codes of one byte each.
+template <class Code_>
 struct Bytes {
+    using Code = Code_;
     static constexpr int64_t kPerByte = 1;
-    template <class Out>
-    static void scale_run(const uint8_t* codes, float scale, Out* out, int64_t count) {
-        for (int64_t i = 0; i < count; ++i) narrow(to_float(Code{codes[i]}) * scale, &out[i]);
+    static Code at(const uint8_t* codes, int64_t i) { return {codes[i]}; }
+    static const uint8_t* unpack(const uint8_t* codes, uint8_t*) { return codes; }
+};
+
+// And two in a byte.
+struct Pairs {
+    using Code = Fp4E2M1;
+    static constexpr int64_t kPerByte = 2;
+    static Code at(const uint8_t* codes, int64_t i) {
+        return i % 2 == 0 ? low_half(codes[i / 2]) : high_half(codes[i / 2]);
+    }
+    static const uint8_t* unpack(const uint8_t* codes, uint8_t* each) {
+        for (int i = 0; i < kChunk / 2; ++i) {
+            each[2 * i] = low_half(codes[i]).bits;
+            each[2 * i + 1] = high_half(codes[i]).bits;
+        }
+        return each;
     }
 };
 
-struct Pairs {
-    static constexpr int64_t kPerByte = 2;
-    template <class Out>
-    static void scale_run(const uint8_t* codes, float scale, Out* out, int64_t count) {
-        for (int64_t i = 0; i < count / 2; ++i) {
-            narrow(to_float(low_half(codes[i])) * scale, &out[2 * i]);
-            narrow(to_float(high_half(codes[i])) * scale, &out[2 * i + 1]);
+// A run of `count` weights that share a scale.
+template <class Codes, class Out>
+void scale_run(const uint8_t* codes, float scale, Out* out, int64_t count) {
+    using Code = typename Codes::Code;
+    uint8_t each[kChunk];
+    int64_t done = 0;
+    for (; done + kChunk <= count; done += kChunk) {
+        const uint8_t* chunk = Codes::unpack(codes + done / Codes::kPerByte, each);
+        for (int i = 0; i < kChunk; ++i) {
+            narrow(to_float(Code{chunk[i]}) * scale, &out[done + i]);
         }
     }
-};
+    for (; done < count; ++done) narrow(to_float(Codes::at(codes, done)) * scale, &out[done]);
+}
 
 float scale_at(const DequantizeArgs& args, int64_t index) {
     return args.scale_is_e8m0 ? to_float(E8M0{static_cast<const uint8_t*>(args.scale)[index]})
@@ -61,7 +83,7 @@ void dequantize_all(const DequantizeArgs& args, int64_t row_begin, int64_t row_e
             const int64_t first = block * args.block_columns;
             const int64_t left = args.columns - first;
             const int64_t count = left < args.block_columns ? left : args.block_columns;
-            Codes::scale_run(codes + first / Codes::kPerByte,
+            scale_run<Codes>(codes + first / Codes::kPerByte,
                              scale_at(args, scale_row * scale_columns + block), out + first, count);
         }
     }
