@@ -104,6 +104,17 @@ def test_casts_leave_codes_and_scales_alone(format, move):
             assert value.dtype in (torch.bfloat16, torch.float16)
 
 
+def test_a_float_format_may_be_kept_in_another_float_dtype():
+    layer = QuantizedLinear(4, 3, format="bf16", dtype=torch.float32)
+    assert layer.weight.dtype == layer.dequantized().dtype == torch.float32
+    assert QuantizedLinear(4, 3, format="fp8_e4m3", dtype=torch.float32).weight.dtype.itemsize == 1
+
+
+def test_the_block_is_that_of_fp8():
+    assert QuantizedLinear(64, 64, format="mxfp4", block=(32, 32)).scale.shape == (64, 2)
+    assert QuantizedLinear(64, 64, format="fp8_e4m3", block=(32, 32)).scale.shape == (2, 2)
+
+
 def test_only_float_weights_are_trained():
     assert [p.requires_grad for p in filled("bf16").parameters()] == [True]
     for format in ("fp8_e4m3", "mxfp4"):

@@ -38,24 +38,28 @@ class QuantizedLinear(nn.Module):
         scale_dtype: torch.dtype = torch.float8_e8m0fnu,
         cache: bool = False,
         device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
-        """`block` and `scale_dtype` (float8_e8m0fnu or float32) are those of the scales; None
-        stands for 128x128 in fp8 and 1x32 in mxfp4. The weight is uninitialised.
+        """The weight is uninitialised.
 
-        Raises ValueError if format, block or scale_dtype do not go together."""
+        block        of one fp8 scale; None = 128x128. Without meaning for the other formats
+        scale_dtype  float8_e8m0fnu, or float32 for fp8
+        dtype        of the weight in a float format, instead of the one the format names
+
+        Raises ValueError for an unknown format, block or scale_dtype."""
         super().__init__()
         self.in_features, self.out_features, self.format = in_features, out_features, format
         self.cache, self._wide = cache, None
         if format in FLOAT_DTYPES:
             self.block = None
-            weight = torch.empty(
-                out_features, in_features, dtype=FLOAT_DTYPES[format], device=device
-            )
+            dtype = dtype or FLOAT_DTYPES[format]
+            weight = torch.empty(out_features, in_features, dtype=dtype, device=device)
             self.weight = nn.Parameter(weight)
             self.register_parameter("scale", None)
             return
         if format not in FORMATS:
             raise ValueError(f"format: expected one of {', '.join(FORMATS)}, got {format!r}")
+        block = None if format == "mxfp4" else block
         self.block = formats.check_format(format, block, scale_dtype)
         if format == "mxfp4" and in_features % 2:
             raise ValueError(f"in_features: expected an even number for mxfp4, got {in_features}")
