@@ -170,7 +170,7 @@ DSPARK_DEVICE void dot_lanes(const Weight* const (&rows)[kRows], int64_t size,
 template <int kColumns, class Weight>
 DSPARK_DEVICE void dot_rows(const DotRows<Weight>& matrix, const DotColumns& columns,
                             FloatVector (&out)[kColumns]) {
-    constexpr int kBlocks = kDotColumns / kColumns;
+    constexpr int kBlocks = kColumns == 1 ? 2 : 1;  // enough sums to hide the latency of an fma
     FloatVector quads[kColumns][4];
     for (int j = 0; j < 4; j += kBlocks) {
         const Weight* rows[kBlocks * kQuads];

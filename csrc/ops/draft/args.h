@@ -12,6 +12,8 @@ enum class MarkovHead { kVanilla, kGated, kRnn };
 
 // Lanes of the bias product and of the head's products with embeddings and states.
 constexpr int kBiasLanes = 16;
+// Draft ids whose logits a CPU writes together.
+constexpr int kBiasRows = 64;
 // Lanes of products with hidden rows and of the confidence head's sum.
 constexpr int kHiddenLanes = 256;
 

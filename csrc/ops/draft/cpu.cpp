@@ -22,53 +22,74 @@ namespace {
 constexpr int64_t kWidenedRequests = 2 * kDotColumns;
 
 // Neighbouring draft ids at draft k.
-struct LogitsGroup {
+struct LogitsBlock {
     int64_t k;
     int64_t first;  // draft id
-    int count;      // 1 .. FloatVector::kWidth
+    int count;      // 1 .. kBiasRows
 };
 
-template <class Logit>
-inline void write_logits(const MarkovArgs& args, const Logit* base_logits, const LogitsGroup& group,
-                         int64_t request, FloatVector bias_vector) {
-    constexpr int kWidth = FloatVector::kWidth;
-    const Logit* base =
-        base_logits + (request * args.num_positions + group.k) * args.draft_vocab + group.first;
-    Logit* logits =
-        static_cast<Logit*>(args.logits) + (request * args.num_drafts + group.k) * args.vocab;
-    float bias[kWidth];
-    if (args.d2t == nullptr && group.count == kWidth) {
-        store(bias, load(base) + bias_vector);
-        for (int i = 0; i < kWidth; ++i) narrow(bias[i], logits + group.first + i);
-        return;
-    }
-    store(bias, bias_vector);
-    for (int i = 0; i < group.count; ++i) {
-        const int64_t id = target_id(args, group.first + i);
-        narrow(to_float(base[i]) + bias[i], logits + id);
+// Asks for memory that is read soon, `bytes` from `data` on.
+inline void prefetch(const void* data, int64_t bytes) {
+    for (int64_t i = 0; i < bytes; i += 64) {
+        __builtin_prefetch(static_cast<const char*>(data) + i);
     }
 }
 
-// One group for every request; `scratch` is for its rows of w2 in float32.
-template <class Weight>
-inline void group_logits(const MarkovArgs& args, const LogitsGroup& group, const Weight* w2,
-                         float* scratch) {
-    const DotColumns inputs = {args.bias_input, args.padded_rank};
-    const auto write = [&](int64_t request, const FloatVector* bias, int count) {
-        with_type(args.logits_type, args.base_logits, [&](const auto* base_logits) {
-            for (int i = 0; i < count; ++i) {
-                write_logits(args, base_logits, group, request + i, bias[i]);
-            }
-        });
-    };
-    const Weight* rows = w2 + group.first * args.rank;
-    if (args.batch < kWidenedRequests) {
-        const DotRows<Weight> matrix = {rows, args.rank, args.rank, group.count};
-        return dot_columns(matrix, inputs, args.batch, write);
+template <class Logit>
+inline void prefetch_base(const MarkovArgs& args, const Logit* base_logits,
+                          const LogitsBlock& block) {
+    for (int64_t b = 0; b < args.batch; ++b) {
+        prefetch(base_logits + (b * args.num_positions + block.k) * args.draft_vocab + block.first,
+                 block.count * int64_t{sizeof(Logit)});
     }
-    widen_rows(rows, args.rank, group.count, args.rank, scratch, args.padded_rank);
-    const DotRows<float> matrix = {scratch, args.padded_rank, args.padded_rank, group.count};
-    dot_columns(matrix, inputs, args.batch, write);
+}
+
+// base + bias of one request.
+template <class Logit>
+inline void write_logits(const MarkovArgs& args, const Logit* base_logits, const LogitsBlock& block,
+                         int64_t request, const float* bias) {
+    const Logit* base =
+        base_logits + (request * args.num_positions + block.k) * args.draft_vocab + block.first;
+    Logit* logits =
+        static_cast<Logit*>(args.logits) + (request * args.num_drafts + block.k) * args.vocab;
+    float sum[kBiasRows];
+    int i = 0;
+    for (; i + FloatVector::kWidth <= block.count; i += FloatVector::kWidth) {
+        store(sum + i, load(base + i) + load(bias + i));
+    }
+    for (; i < block.count; ++i) sum[i] = to_float(base[i]) + bias[i];
+    if (args.d2t == nullptr) {
+        for (i = 0; i < block.count; ++i) narrow(sum[i], logits + block.first + i);
+        return;
+    }
+    for (i = 0; i < block.count; ++i) narrow(sum[i], logits + target_id(args, block.first + i));
+}
+
+// Products of the rows of a block with the vector of every request: bias[request][row].
+template <class Weight>
+inline void block_bias(const MarkovArgs& args, const LogitsBlock& block, const Weight* w2,
+                       float* widened, float* bias) {
+    const DotColumns inputs = {args.bias_input, args.padded_rank};
+    for (int row = 0; row < block.count; row += FloatVector::kWidth) {
+        const int left = block.count - row;
+        const int count = left < FloatVector::kWidth ? left : FloatVector::kWidth;
+        const Weight* rows = w2 + (block.first + row) * args.rank;
+        const int64_t bytes = FloatVector::kWidth * args.rank * int64_t{sizeof(Weight)};
+        prefetch(reinterpret_cast<const char*>(rows) + bytes, bytes);
+        const auto keep = [&](int64_t request, const FloatVector* products, int columns) {
+            for (int c = 0; c < columns; ++c) {
+                store(bias + (request + c) * kBiasRows + row, products[c]);
+            }
+        };
+        if (args.batch < kWidenedRequests) {
+            const DotRows<Weight> matrix = {rows, args.rank, args.rank, count};
+            dot_columns(matrix, inputs, args.batch, keep);
+        } else {
+            widen_rows(rows, args.rank, count, args.rank, widened, args.padded_rank);
+            const DotRows<float> matrix = {widened, args.padded_rank, args.padded_rank, count};
+            dot_columns(matrix, inputs, args.batch, keep);
+        }
+    }
 }
 
 template <class Embedding>
@@ -155,17 +176,23 @@ void head_inputs(const MarkovArgs& args, int64_t request_begin, int64_t request_
     for (int64_t b = request_begin; b < request_end; ++b) request_inputs(args, b);
 }
 
-void markov_logits(const MarkovArgs& args, int64_t k, int64_t group_begin, int64_t group_end,
+void markov_logits(const MarkovArgs& args, int64_t k, int64_t block_begin, int64_t block_end,
                    float* scratch) {
-    constexpr int kWidth = FloatVector::kWidth;
-    const int64_t end =
-        group_end * kBiasLanes < args.draft_vocab ? group_end * kBiasLanes : args.draft_vocab;
-    with_type(args.w2_type, args.w2, [&](const auto* w2) {
-        for (int64_t id = group_begin * kBiasLanes; id < end; id += kWidth) {
-            const int count = end - id < kWidth ? static_cast<int>(end - id) : kWidth;
-            group_logits(args, {k, id, count}, w2, scratch);
-        }
-    });
+    float* bias = scratch + kBiasLanes * args.padded_rank;
+    for (int64_t i = block_begin; i < block_end; ++i) {
+        const int64_t left = args.draft_vocab - i * kBiasRows;
+        const LogitsBlock block = {k, i * kBiasRows,
+                                   left < kBiasRows ? static_cast<int>(left) : kBiasRows};
+        with_type(args.logits_type, args.base_logits,
+                  [&](const auto* base_logits) { prefetch_base(args, base_logits, block); });
+        with_type(args.w2_type, args.w2,
+                  [&](const auto* w2) { block_bias(args, block, w2, scratch, bias); });
+        with_type(args.logits_type, args.base_logits, [&](const auto* base_logits) {
+            for (int64_t b = 0; b < args.batch; ++b) {
+                write_logits(args, base_logits, block, b, bias + b * kBiasRows);
+            }
+        });
+    }
 }
 
 void markov_tiles(const MarkovArgs& args, int64_t k, int64_t tile_begin, int64_t tile_end) {

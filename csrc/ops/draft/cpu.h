@@ -18,14 +18,15 @@ DSPARK_CPU_DECLARE(
     // Embeds the token before draft k; returns a request whose token has no embedding, or -1.
     int64_t embed_previous(const ::dspark::MarkovArgs& args, int64_t k);
     // z of draft k of every request, for a range of groups as above; `scratch` holds
-    // kBiasLanes * padded_rank floats, as it does for markov_logits.
+    // kBiasLanes * padded_rank floats.
     void head_logits(const ::dspark::MarkovArgs& args, int64_t k, int64_t group_begin,
                      int64_t group_end, float* scratch);
     // u and the next state from z, for a range of requests.
     void head_inputs(const ::dspark::MarkovArgs& args, int64_t request_begin, int64_t request_end);
-    // Logits of draft k, base + bias, for a range of groups of kBiasLanes draft ids, all requests.
-    void markov_logits(const ::dspark::MarkovArgs& args, int64_t k, int64_t group_begin,
-                       int64_t group_end, float* scratch);
+    // Logits of draft k, base + bias, for a range of blocks of kBiasRows draft ids, all requests;
+    // `scratch` holds kBiasLanes * padded_rank + batch * kBiasRows floats.
+    void markov_logits(const ::dspark::MarkovArgs& args, int64_t k, int64_t block_begin,
+                       int64_t block_end, float* scratch);
     // Statistics of the logits kept of draft k, for a range of pairs (request, tile).
     void markov_tiles(const ::dspark::MarkovArgs& args, int64_t k, int64_t tile_begin,
                       int64_t tile_end);

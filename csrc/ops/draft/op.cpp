@@ -84,8 +84,10 @@ void draft_step(const MarkovArgs& args, int64_t k) {
                  " for request " + std::to_string(stray));
     }
     if (args.head != MarkovHead::kVanilla) head_step(args, k);
-    parallel_with_scratch(round_up(args.draft_vocab, kBiasLanes) / kBiasLanes,
-                          group_grain(args.batch, args.padded_rank), kBiasLanes * args.padded_rank,
+    const int64_t block_work = args.batch * kBiasRows * (args.padded_rank + kBiasLanes);
+    parallel_with_scratch(round_up(args.draft_vocab, kBiasRows) / kBiasRows,
+                          1 + kMultiplyAddsPerThread / (block_work + 1),
+                          kBiasLanes * args.padded_rank + args.batch * kBiasRows,
                           [&](int64_t begin, int64_t end, float* scratch) {
                               DSPARK_CPU_DISPATCH(markov_logits, args, k, begin, end, scratch);
                           });
