@@ -73,6 +73,14 @@ STABLE_TORCH_LIBRARY(dspark_ext, m) {
     m.def("dequantize(Tensor weight, Tensor scale, str format, int[] block, ScalarType dtype) -> "
           "Tensor");
 
+    // moe: dispatch of tokens to experts and back (csrc/ops/moe)
+    m.def("plan(Tensor ids, int num_experts, int alignment, Tensor? expert_map, int tile_rows) -> "
+          "(Tensor counts, Tensor offsets, Tensor sorted, Tensor inverse, Tensor total, "
+          "Tensor tile_expert, Tensor tile_row, Tensor tile_size, Tensor num_tiles)");
+    m.def("permute(Tensor x, Tensor sorted, Tensor inverse) -> Tensor");
+    m.def("combine(Tensor y, Tensor inverse, Tensor weights, Tensor? shared, Tensor? residual) -> "
+          "Tensor");
+
     // linear, attention: row-invariant building blocks for decoding on a CPU (csrc/ops/linear, attention)
     m.def("pack_linear(Tensor weight) -> Tensor");
     m.def("linear(Tensor x, Tensor packed_weight, Tensor? bias, int out_features) -> Tensor");

@@ -8,7 +8,7 @@ CODE = (".h", ".cpp", ".cu", ".py", ".cmake")
 FAMILIES = tuple(sorted(p.name for p in (ROOT / "csrc/ops").iterdir() if p.is_dir()))
 
 # Families whose Python functions stand in a package of another name, which re-exports them.
-PACKAGES = {"router": "moe"}
+PACKAGES = {"moe": "moe", "router": "moe"}
 
 
 def python_module(family):

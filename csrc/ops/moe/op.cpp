@@ -1,0 +1,74 @@
+// The mixture-of-experts dispatch on the CPU: how it runs its kernels.
+#include "ops/moe/op.h"
+
+#include <memory>
+
+#include "backends/cpu/isa.h"
+#include "ops/moe/cpu.h"
+
+namespace dspark::moe {
+namespace {
+
+struct OnCpu {
+    // Below these a task is not worth a thread of its own.
+    static constexpr int64_t kMinSlotsPerSegment = 16384;
+    static constexpr int64_t kMinBytesPerThread = 1 << 18;
+    static constexpr int64_t kMostSegmentsOnCpu = 64;
+
+    static void check_device(const char* op, const char* name, const Tensor& tensor) {
+        Arg(op, name, tensor).on_cpu();
+    }
+
+    static void run(PlanArgs& args, const Tensor&) {
+        cut_segments(args, kMostSegmentsOnCpu, kMinSlotsPerSegment);
+        const std::unique_ptr<int64_t[]> cursors(
+            new int64_t[static_cast<size_t>(args.num_segments * args.num_experts)]);
+        args.cursors = cursors.get();
+        torch::stable::parallel_for(0, args.num_segments, 1, [&](int64_t begin, int64_t end) {
+            DSPARK_CPU_DISPATCH(count_slots, args, begin, end);
+        });
+        DSPARK_CPU_DISPATCH(lay_out_experts, args);
+        torch::stable::parallel_for(0, args.num_segments, 1, [&](int64_t begin, int64_t end) {
+            DSPARK_CPU_DISPATCH(place_slots, args, begin, end);
+        });
+    }
+
+    static void run(const PermuteArgs& args, const Tensor&) {
+        check_rows("permute", args.rows, args.rows.capacity);
+        const int64_t token_bytes = args.row_bytes * (args.rows.slots_per_token + 1);
+        torch::stable::parallel_for(0, args.rows.num_tokens, grain(token_bytes),
+                                    [&](int64_t begin, int64_t end) {
+                                        DSPARK_CPU_DISPATCH(permute_tokens, args, begin, end);
+                                    });
+        torch::stable::parallel_for(0, args.rows.capacity, grain(args.row_bytes / 4),
+                                    [&](int64_t begin, int64_t end) {
+                                        DSPARK_CPU_DISPATCH(clear_padding, args, begin, end);
+                                    });
+    }
+
+    static void run(const CombineArgs& args, const Tensor&) {
+        check_rows("combine", args.rows, args.num_rows);
+        const int64_t token_bytes = 4 * args.row_size * (args.rows.slots_per_token + 1);
+        torch::stable::parallel_for(
+            0, args.rows.num_tokens, grain(token_bytes),
+            [&](int64_t begin, int64_t end) { DSPARK_CPU_DISPATCH(combine, args, begin, end); });
+    }
+
+  private:
+    static int64_t grain(int64_t bytes) { return kMinBytesPerThread / (bytes + 1) + 1; }
+
+    static void check_rows(const char* op, const PlanRows& rows, int64_t num_rows) {
+        const int64_t slot = DSPARK_CPU_DISPATCH(first_bad_row, rows, num_rows);
+        if (slot < 0) return;
+        fail(op, "inverse",
+             "expected rows below " + std::to_string(num_rows) + ", got " +
+                 std::to_string(rows.inverse[slot]) + " for slot " + std::to_string(slot));
+    }
+};
+
+}  // namespace
+}  // namespace dspark::moe
+
+STABLE_TORCH_LIBRARY_IMPL(dspark_ext, CPU, m) {
+    dspark::moe::Operators<dspark::moe::OnCpu>::implement(m);
+}
