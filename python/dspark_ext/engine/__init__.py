@@ -5,6 +5,7 @@ from .config import SamplingParams, SpeculativeConfig
 from .drafter import Draft, DraftBatch, Drafter, DSparkDrafter
 from .engine import DSparkEngine, profile_step
 from .generation import Generation
+from .head_drafter import HeadDrafter, output_taps
 from .huggingface import HuggingFaceTarget
 from .stats import GenerationStats, RequestOutput, StepEvent
 from .target import Target, TargetBatch, TargetOutput
@@ -17,6 +18,7 @@ __all__ = [
     "Drafter",
     "Generation",
     "GenerationStats",
+    "HeadDrafter",
     "HuggingFaceTarget",
     "RequestOutput",
     "SamplingParams",
@@ -25,5 +27,6 @@ __all__ = [
     "Target",
     "TargetBatch",
     "TargetOutput",
+    "output_taps",
     "profile_step",
 ]

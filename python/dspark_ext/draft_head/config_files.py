@@ -1,0 +1,173 @@
+"""config.json files of DeepSeek, DeepSpec and the speculators format, as draft head configs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from .config import (
+    DEEPSEEK_FLAVOURS,
+    FLAVOURS,
+    ConfigError,
+    DeepSeekDraftConfig,
+    DenseDraftConfig,
+    DraftHeadConfig,
+)
+
+# Other names of a key, in the order of preference; two that disagree are a contradiction.
+_DEEPSEEK_ALIASES = {
+    "dspark_num_experts_per_tok": ("dspark_n_activated_experts",),
+}
+# Where the draft's own key is absent, the target's applies.
+_DEEPSEEK_TARGET_KEYS = {
+    "dspark_n_routed_experts": "n_routed_experts",
+    "dspark_num_experts_per_tok": "num_experts_per_tok",
+}
+_DEEPSEEK_FIXED = {
+    "scoring_func": "sqrtsoftplus",
+    "topk_method": "noaux_tc",
+    "norm_topk_prob": True,
+    "num_key_value_heads": 1,
+    "n_shared_experts": 1,
+    "hidden_act": "silu",
+}
+_DENSE_ALIASES = {
+    "block_size": ("dspark_block_size",),
+    "mask_token_id": ("dspark_noise_token_id",),
+    "target_layer_ids": ("dspark_target_layer_ids",),
+    "markov_rank": ("dspark_markov_rank",),
+}
+_DENSE_FIXED = {
+    "attention_bias": False,
+    "enable_moe_block": False,
+    "hidden_size_per_layer_input": 0,
+}
+_ACTIVATION = {
+    "qwen3": ("hidden_act", "silu"),
+    "gemma4": ("hidden_activation", "gelu_pytorch_tanh"),
+}
+
+
+def read(values: Mapping[str, Any], flavour: str | None) -> DraftHeadConfig:
+    """See `config.read_config`."""
+    values = _flatten(values)
+    flavour = flavour or recognise(values)
+    if flavour not in FLAVOURS:
+        raise ConfigError(
+            f"draft head config: flavour: expected one of {FLAVOURS}, got {flavour!r}"
+        )
+    reader = _read_deepseek if flavour in DEEPSEEK_FLAVOURS else _read_dense
+    return reader(values, flavour)
+
+
+def recognise(values: Mapping[str, Any]) -> str:
+    """The flavour of a config.json."""
+    if "flavour" in values:
+        return values["flavour"]
+    names = [str(values.get("model_type", "")), *map(str, values.get("architectures") or ())]
+    words = [name.lower().replace(".", "").replace("_", "") for name in names]
+    for key, flavour in (
+        ("deepseekv41", "deepseek_v41"),
+        ("deepseekv4", "deepseek_v4"),
+        ("qwen3", "qwen3"),
+        ("gemma4", "gemma4"),
+    ):
+        if any(key in word for word in words):
+            return flavour
+    raise ConfigError(
+        f"draft head config: cannot tell the flavour from model_type and architectures {names}; "
+        f"name one of {FLAVOURS}"
+    )
+
+
+def _flatten(values: Mapping[str, Any]) -> dict[str, Any]:
+    """One level: text_config, transformer_layer_config and dflash_config beneath the top level."""
+    flat: dict[str, Any] = {}
+    for part in ("text_config", "transformer_layer_config", "dflash_config", "dspark_config"):
+        flat |= values.get(part) or {}
+    flat |= {key: value for key, value in values.items() if not isinstance(value, Mapping)}
+    for key in ("quantization_config", "rope_parameters", "rope_scaling"):
+        if values.get(key) or flat.get(key):
+            flat[key] = values.get(key) or flat[key]
+    if "speculators_model_type" in values:
+        # These count the embedding as layer 0 and name the model type of the target's layers.
+        flat["target_layer_ids"] = [layer - 1 for layer in values["aux_hidden_state_layer_ids"]]
+        flat["model_type"] = (values.get("transformer_layer_config") or {}).get(
+            "model_type", "qwen3"
+        )
+        flat.setdefault("sample_from_anchor", False)
+        flat.setdefault("markov_rank", 0)
+        flat.setdefault("enable_confidence_head", False)
+    return flat
+
+
+def _read_deepseek(values: dict[str, Any], flavour: str) -> DeepSeekDraftConfig:
+    findings: list[str] = []
+    values = _merge_aliases(values, _DEEPSEEK_ALIASES, findings)
+    for key, target_key in _DEEPSEEK_TARGET_KEYS.items():
+        if values.get(key) is None and target_key in values:
+            values[key] = values[target_key]
+    _check_fixed(values, _DEEPSEEK_FIXED, findings)
+    quantization = values.get("quantization_config") or {}
+    if quantization.get("quant_method") == "fp8":
+        values.setdefault("dense_format", "fp8_e4m3")
+        values.setdefault("weight_block_size", quantization.get("weight_block_size"))
+    dense = values.get("dense_format", "bf16")
+    values.setdefault("expert_format", "mxfp4" if values.get("expert_dtype") == "fp4" else dense)
+    return _build(DeepSeekDraftConfig, values, flavour, findings)
+
+
+def _read_dense(values: dict[str, Any], flavour: str) -> DenseDraftConfig:
+    findings: list[str] = []
+    values = _merge_aliases(values, _DENSE_ALIASES, findings)
+    _check_fixed(
+        values, {**_DENSE_FIXED, _ACTIVATION[flavour][0]: _ACTIVATION[flavour][1]}, findings
+    )
+    rope = values.get("rope_parameters") or values.get("rope_scaling") or {}
+    rope = rope.get("full_attention") or rope
+    kind = rope.get("rope_type", "default")
+    if kind not in ("default", "proportional"):
+        findings.append(f"rope_type: expected 'default' or 'proportional', got {kind!r}")
+    for key in ("rope_theta", "partial_rotary_factor"):
+        if key in rope:
+            values[key] = rope[key]
+    if flavour == "gemma4" and "global_head_dim" in values:
+        values["head_dim"] = values["global_head_dim"]
+        if values.get("attention_k_eq_v"):
+            values["num_key_value_heads"] = values.get("num_global_key_value_heads")
+    if values.get("head_dim") is None and values.get("num_attention_heads"):
+        values["head_dim"] = values.get("hidden_size", 0) // values["num_attention_heads"]
+    return _build(DenseDraftConfig, values, flavour, findings)
+
+
+def _merge_aliases(values, aliases, findings: list[str]) -> dict[str, Any]:
+    values = dict(values)
+    for key, others in aliases.items():
+        for other in others:
+            if other not in values:
+                continue
+            if values.get(key) is None:
+                values[key] = values[other]
+            elif values[key] != values[other]:
+                findings.append(f"{key} {values[key]!r} contradicts {other} {values[other]!r}")
+    return values
+
+
+def _check_fixed(values, fixed: Mapping[str, Any], findings: list[str]) -> None:
+    for key, expected in fixed.items():
+        if values.get(key, expected) not in (expected, None):
+            findings.append(f"{key}: only {expected!r} is supported, got {values[key]!r}")
+
+
+def _build(cls, values: Mapping[str, Any], flavour: str, findings: list[str]):
+    known = {}
+    for field in dataclasses.fields(cls):
+        value = flavour if field.name == "flavour" else values.get(field.name)
+        if value is not None:
+            known[field.name] = tuple(value) if isinstance(value, list) else value
+        elif field.default is dataclasses.MISSING:
+            findings.append(f"missing {field.name}")
+    if not findings:
+        return cls(**known)
+    raise ConfigError(f"draft head config ({flavour}): " + "; ".join(findings))

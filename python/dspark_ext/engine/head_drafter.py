@@ -1,0 +1,78 @@
+"""Any `DSparkDraftHead` as the engine's drafter."""
+
+import torch
+
+from ..draft_head import DraftHeadConfig, DSparkDraftHead
+from .drafter import Draft, DraftBatch
+
+
+class HeadDrafter:
+    """Serve a draft head of any flavour.
+
+    head          bound to its target, its weights loaded; it gets a new context
+    max_requests  cache slots, the target's
+    max_len       positions per slot, the target's
+    block_size    most drafts per block; default what the head was trained for. More is possible
+                  and drafts less well from there on.
+
+    The head's matrix products may round a row differently with the rows beside it, so the drafts of
+    a seed, and with them its tokens, may depend on the batch; their law does not.
+    """
+
+    def __init__(
+        self,
+        head: DSparkDraftHead,
+        *,
+        max_requests: int,
+        max_len: int,
+        block_size: int | None = None,
+    ) -> None:
+        self.head = head
+        self.block_size = head.config.trained_drafts if block_size is None else block_size
+        self.num_features = head.config.num_features
+        self.max_requests = max_requests
+        self.max_len = max_len
+        head.allocate_context(max_requests, max_len)
+
+    @classmethod
+    def for_target(
+        cls, head: DSparkDraftHead, target, block_size: int | None = None
+    ) -> "HeadDrafter":
+        """A drafter that shares the embedding, the output matrix and the sizes of `target`."""
+        head.bind_target(target.embedding, target.lm_head_weight)
+        return cls(
+            head,
+            max_requests=target.max_requests,
+            max_len=target.max_len,
+            block_size=block_size,
+        )
+
+    def append(self, features: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> None:
+        """See `Drafter.append`."""
+        self.head.append(features, positions, slots)
+
+    def draft(self, batch: DraftBatch, num_drafts: int, method: str) -> Draft:
+        """See `Drafter.draft`; without a confidence head every draft counts as certain."""
+        drawn = self.head.draft(
+            batch.anchor,
+            batch.anchor_positions,
+            batch.slots,
+            temperature=batch.temperature,
+            seeds=batch.seeds,
+            num_drafts=num_drafts,
+            method=method,
+        )
+        confidence = drawn.confidence
+        if confidence is None:
+            confidence = torch.ones(drawn.token_ids.shape, device=drawn.token_ids.device)
+        return Draft(drawn.token_ids, None if method == "greedy" else drawn.logits, confidence)
+
+
+def output_taps(config: DraftHeadConfig) -> list[int]:
+    """The features of a head as outputs of decoder layers, for `HuggingFaceTarget`'s `taps`.
+
+    The input of layer l is the output of layer l - 1; -1 is the embedding, which is no tap there.
+    A target with hyper-connections must average its copies (`draft_head.mean_of_copies`).
+    """
+    shift = 1 if config.FEATURES == "inputs" else 0
+    return [layer - shift for layer in config.feature_layers]
