@@ -1,5 +1,6 @@
 """Small draft heads of every flavour with random weights in which every step matters."""
 
+import contextlib
 import dataclasses
 
 import torch
@@ -127,3 +128,11 @@ def hidden(head, anchors, positions, slots, drafts=None):
 
 
 replace = dataclasses.replace
+
+
+@contextlib.contextmanager
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -26,6 +26,12 @@ VOCAB, LENGTH, RUNS, SLOTS = 5, 3, 4000, 500
 PROMPT = [1, 3, 0, 2, 4, 4, 0, 1]  # longer than the window
 
 
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    with draft_heads.one_thread():
+        yield
+
+
 class TableTarget:
     """Logits and features are functions of the last two tokens of a slot."""
 
