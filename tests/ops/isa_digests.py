@@ -50,6 +50,26 @@ def drafts(generator):
         yield draft.confidence(hidden, output.prev_embed, weight, 0.1, heat)
 
 
+def draft_heads(generator):
+    for kind, rows, columns in (("gated", 37, 301 + 37), ("rnn", 3 * 37, 301 + 2 * 37)):
+        for dtype, batch in ((torch.bfloat16, 7), (torch.float16, 2), (torch.float32, 11)):
+            output = draft.markov_sample(
+                (torch.randn(batch, 3, 4500, generator=generator) * 2).to(dtype),
+                torch.randint(0, 4500, (batch,), generator=generator),
+                torch.randn(4500, 37, generator=generator).to(dtype),
+                torch.randn(4500, 37, generator=generator).to(dtype),
+                head=kind,
+                hidden=torch.randn(batch, 3, 301, generator=generator).to(dtype),
+                head_weight=(torch.randn(rows, columns, generator=generator) / 9).to(dtype),
+                head_bias=torch.randn(rows, generator=generator).to(dtype),
+                temperature=torch.linspace(0, 1.5, batch),
+                seeds=torch.arange(batch),
+                positions=5,
+            )
+            yield from output[:3]
+            yield from output.statistics
+
+
 def linears(generator):
     for dtype in (torch.float32, torch.bfloat16):
         weight = torch.randn(77, 211, generator=generator).to(dtype)
@@ -75,6 +95,7 @@ def attentions(generator):
 FAMILIES = {
     "verify": schedules,
     "draft": drafts,
+    "draft_heads": draft_heads,
     "linear": linears,
     "attention": attentions,
 }

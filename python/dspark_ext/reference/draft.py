@@ -19,6 +19,7 @@ from .numerics import EMPTY_ROW, LOG2_E, exp2_nonpositive, fma32, uniform
 
 BIAS_LANES = 16
 HIDDEN_LANES = 256
+KINDS = ("vanilla", "gated", "rnn")
 
 
 class DraftOutput(NamedTuple):
