@@ -159,6 +159,26 @@ def test_a_window_needs_the_end_of_a_prompt_only():
         draft_heads.fill(head, 2, 25, start=20)
 
 
+def test_nothing_of_an_earlier_request_is_left_before_a_gap():
+    head = draft_heads.make(CONFIGS["v41"])
+    draft_heads.fill(head, 2, LONG - 1, seed=7)
+    head.truncate(torch.tensor([2]), torch.tensor([0]))
+    draft_heads.fill(head, 2, LONG, start=LONG - head.config.window)
+    with pytest.raises(ValueError, match="has given up 10..10"):
+        head.truncate(torch.tensor([2]), torch.tensor([LONG - 1]))
+
+
+def test_an_anchor_whose_context_is_missing_is_refused(head):
+    draft_heads.fill(head, 2, 5)
+    with pytest.raises(ValueError, match="positions: expected 0..5 for slot 2 .*, got 6"):
+        draft_heads.draft(head, [11], [6], [2])
+    with pytest.raises(ValueError, match="draft: slot: expected 0..5, got 6"):
+        draft_heads.draft(head, [11], [0], [6])
+    with pytest.raises(RuntimeError, match="allocate_context has not been called"):
+        head.context = None
+        draft_heads.draft(head, [11], [5], [2])
+
+
 @pytest.mark.parametrize(
     "positions,slots,words",
     [

@@ -1,8 +1,8 @@
 """Text drafted by a random draft head and verified by the engine follows the target's law.
 
 The target is a table, p(next | last two tokens), so its law is known exactly; its features are
-another. Each chi-square fails by chance with probability lawkit.FALSE_ALARM; there are 8 of them,
-so a correct build fails here with 8e-6 at most.
+another. Each chi-square fails by chance with probability lawkit.FALSE_ALARM; there are 9 of them,
+so a correct build fails here with 9e-6 at most.
 """
 
 import itertools
@@ -75,8 +75,8 @@ SCHEDULES = {
 }
 
 
-def serve(flavour, drafter_type=HeadDrafter, **config):
-    head = draft_heads.make(CONFIGS[flavour])
+def serve(flavour, drafter_type=HeadDrafter, dtype=torch.float32, **config):
+    head = draft_heads.make(CONFIGS[flavour], dtype=dtype)
     target = TableTarget(head.config.num_features)
     drafter = drafter_type(head, max_requests=SLOTS, max_len=target.max_len)
     settings = SpeculativeConfig(num_speculative_tokens=3, prefill_chunk=8 * SLOTS, **config)
@@ -109,6 +109,14 @@ def test_a_dense_head_is_lossless(schedule):
     engine = serve("qwen3", **SCHEDULES[schedule])
     cells, stats = write(engine, 1.3)
     assert_law(cells, engine.target.law(1.3), schedule)
+    assert stats.tokens_per_pass > 1.1
+
+
+def test_a_bfloat16_head_is_lossless_br010():
+    """Drafts are drawn from bf16 logits; the verifier reads the same ones."""
+    engine = serve("deepseek_v41", dtype=torch.bfloat16)
+    cells, stats = write(engine, 0.7)
+    assert_law(cells, engine.target.law(0.7), "bf16")
     assert stats.tokens_per_pass > 1.1
 
 

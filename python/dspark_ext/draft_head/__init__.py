@@ -19,6 +19,7 @@ from .context import DraftContext
 from .deepseek import DeepSeekV4DraftHead, DeepSeekV41DraftHead
 from .dense import Gemma4DraftHead, Qwen3DraftHead
 from .hyper_connections import mean_of_copies
+from .initial import reset_parameters
 from .state import ContextState
 
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
     "make_draft_head",
     "mean_of_copies",
     "read_config",
+    "reset_parameters",
 ]
 
 CLASSES = {

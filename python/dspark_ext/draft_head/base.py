@@ -69,7 +69,9 @@ class DSparkDraftHead(nn.Module):
         raise TypeError(f"{type(self).__name__} is abstract; see make_draft_head")
 
     def backbone(self, embedded: Tensor, positions: Tensor, view: BlockView) -> Tensor:
-        """Embedded inputs [B, R, d] at `positions` [B, R] -> rows [B, R, d] before the norm."""
+        """Embedded inputs [B, R, d] at `positions` [B, R] -> rows [B, R, d] before the norm.
+
+        `view`: a `BlockView`, or in training anything else with its two methods."""
         raise TypeError(f"{type(self).__name__} is abstract; see make_draft_head")
 
     def embed(self, token_ids: Tensor) -> Tensor:

@@ -44,7 +44,8 @@ class DraftContext(nn.Module):
     Positions of a slot are appended in order, without gaps: the first row of a call is at most the
     slot's length. Appending at an earlier position takes back what was there and behind it, so a
     slot is reused by appending from position 0. Where a window limits what is kept, a call that
-    brings at least `window` rows may leave out what lies before them.
+    brings at least `window` rows may leave a gap before them; to begin a new request so, first
+    `truncate` the slot to 0.
 
     The tensors are buffers without a place in state_dict(). `lengths` int64 [max_requests] holds
     the number of positions of each slot.
@@ -96,6 +97,12 @@ class DraftContext(nn.Module):
             self._check_rows(positions, slots)
         slots = torch.where(slots < 0, self._padding, slots)
         last = torch.full_like(self._ends, -1).scatter_reduce_(0, slots, positions, "amax")
+        if self.window is not None:
+            # What lies before a gap is of no use and may be of another request.
+            first = torch.full_like(self._ends, self.max_len)
+            first.scatter_reduce_(0, slots, positions, "amin")
+            gap = (last >= 0) & (first > self._ends)
+            self.held.masked_fill_(gap[:, None], -1)
         # Of a chunk longer than the ring only the last rows stay.
         kept = (slots != self._padding) & (positions > last[slots] - self.capacity)
         slots = torch.where(kept, slots, self._padding)
@@ -108,7 +115,10 @@ class DraftContext(nn.Module):
 
     def view(self, slots: Tensor, anchors: Tensor) -> BlockView:
         """What the blocks at `anchors` of `slots`, both int64 [B], may look at: the positions
-        before the anchor, at most `window` of them. A slot of -1 sees nothing."""
+        before the anchor, at most `window` of them. A slot of -1 sees nothing. On a CPU an anchor
+        beyond the slot's length is an error; elsewhere its block just sees less."""
+        if slots.device.type == "cpu":
+            self._check_anchors(slots, anchors)
         slots = torch.where(slots < 0, self._padding, slots)
         columns = self.capacity
         if self.window is None and slots.device.type == "cpu":
@@ -184,6 +194,17 @@ class DraftContext(nn.Module):
                 f"dspark_ext.draft_head: {call}: slot: expected 0..{self.max_requests - 1}, "
                 f"got {slot}"
             )
+
+    def _check_anchors(self, slots: Tensor, anchors: Tensor) -> None:
+        for slot, anchor in zip(slots.tolist(), anchors.tolist()):
+            if slot < 0:
+                continue
+            self._check_slot("draft", slot)
+            if not 0 <= anchor <= int(self._ends[slot]):
+                raise ValueError(
+                    f"dspark_ext.draft_head: draft: positions: expected 0..{int(self._ends[slot])} "
+                    f"for slot {slot} (tokens appended so far), got {anchor}"
+                )
 
     def _check_rows(self, positions: Tensor, slots: Tensor) -> None:
         real = slots >= 0
