@@ -8,12 +8,14 @@
 
 namespace dspark {
 
+struct MoeLaunch;       // ops/moe/launch.h
 struct SamplingLaunch;  // ops/sampling/launch.h
 struct VerifyLaunch;    // ops/verify/launch.h
 
 struct GpuBackend {
     const char* name;                       // "cuda" or "hip"
     const char* (*error_string)(int code);  // of a code that a launch function returned
+    const MoeLaunch* moe;
     const SamplingLaunch* sampling;
     const VerifyLaunch* verify;
 };

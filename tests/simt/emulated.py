@@ -26,6 +26,7 @@ __all__ = ["BOUNDS", "COUNTERS", "FULL", "WARP_SIZES", "counters", "operators"]
 OPERATORS = (
     *("target_probs", "sample", "rejection_sample", "block_acceptance"),
     *("schedule", "pack", "unpack", "commit", "accumulate_stats"),
+    *("plan", "permute", "combine"),
 )
 WARP_SIZES = (4, 32, 64)
 

@@ -1,10 +1,15 @@
-// The mixture-of-experts dispatch on the CPU: how it runs its kernels.
+// The mixture-of-experts dispatch on the CPU and on GPUs: how each runs its kernels.
 #include "ops/moe/op.h"
 
 #include <memory>
 
 #include "backends/cpu/isa.h"
 #include "ops/moe/cpu.h"
+#if defined(DSPARK_BUILD_CUDA) || defined(DSPARK_BUILD_HIP)
+#include "host/gpu.h"
+#include "ops/moe/launch.h"
+#define DSPARK_HAS_GPU
+#endif
 
 namespace dspark::moe {
 namespace {
@@ -66,9 +71,47 @@ struct OnCpu {
     }
 };
 
+#ifdef DSPARK_HAS_GPU
+
+// On torch's current stream of the device; without waiting for the kernels, so that a graph can
+// capture them.
+struct OnGpu {
+    static void check_device(const char* op, const char* name, const Tensor& tensor) {
+        if (!tensor.is_cuda()) fail(op, name, "expected the GPU of the other tensors, got cpu");
+    }
+    static void run(PlanArgs& args, const Tensor& like) {
+        const gpu::Device device("plan", like);
+        const Tensor workspace = allocate_workspace(args, like);
+        run_on(device, args, &MoeLaunch::plan);
+    }
+    static void run(const PermuteArgs& args, const Tensor& like) {
+        run_on(gpu::Device("permute", like), args, &MoeLaunch::permute);
+    }
+    static void run(const CombineArgs& args, const Tensor& like) {
+        run_on(gpu::Device("combine", like), args, &MoeLaunch::combine);
+    }
+
+  private:
+    template <class Args>
+    static void run_on(const gpu::Device& device, const Args& args,
+                       int (*MoeLaunch::*sequence)(const Args&, LaunchTarget&)) {
+        LaunchTarget target = {device.stream()};
+        const int code = (device.backend().moe->*sequence)(args, target);
+        device.check(code, target.failed);
+    }
+};
+
+#endif
+
 }  // namespace
 }  // namespace dspark::moe
 
 STABLE_TORCH_LIBRARY_IMPL(dspark_ext, CPU, m) {
     dspark::moe::Operators<dspark::moe::OnCpu>::implement(m);
 }
+
+#ifdef DSPARK_HAS_GPU
+STABLE_TORCH_LIBRARY_IMPL(dspark_ext, CUDA, m) {
+    dspark::moe::Operators<dspark::moe::OnGpu>::implement(m);
+}
+#endif
