@@ -1,7 +1,11 @@
-"""Inputs of the dispatch operators, and what must come out."""
+"""Inputs of the dispatch operators, what must come out, and the backends they run on."""
 
 from __future__ import annotations
 
+import pathlib
+import sys
+
+import backends
 import numpy as np
 import torch
 
@@ -14,6 +18,7 @@ SLOTS = tuple(range(1, 17))
 KINDS = ("uniform", "distinct", "skewed", "one", "few", "holes", "none", "map")
 ALIGNMENTS = (1, 1, 4, 16, 64, 3)
 TILE_ROWS = (0, 16, 64, 128, 5)
+BACKENDS = ("cpu", "simt", *(["cuda"] if backends.gpu_available() else []))
 
 
 def sample_ids(rng, kind: str, tokens: int, k: int, experts: int) -> np.ndarray:
@@ -97,3 +102,35 @@ def rows_case(seed: int, case: tuple, width: int, dtype: torch.dtype) -> dict:
         "shared": rows(tokens) if seed % 4 in (1, 3) else None,
         "residual": rows(tokens, 16 * (seed % 2)) if seed % 4 in (2, 3) else None,
     }
+
+
+class Dispatch:
+    """`moe.plan`, `permute` and `combine` for CPU tensors on a backend of choice."""
+
+    def __init__(self, backend: str):
+        self.backend = backend
+        if backend == "simt":
+            sys.path.insert(0, str(pathlib.Path(__file__).parent / "simt"))
+            import emulated
+
+            self.emulated = emulated
+
+    def _call(self, name: str, *arguments):
+        if self.backend == "simt":
+            with self.emulated.operators(level=self.emulated.FULL):
+                return getattr(torch.ops.dspark_simt, name)(*arguments)
+        operators = torch.ops.dspark_ext
+        if self.backend == "cuda":
+            operators = backends.MovedOperators("cuda")
+        return getattr(operators, name)(*arguments)
+
+    def plan(self, ids, num_experts, alignment=1, expert_map=None, tile_rows=0):
+        return moe.DispatchPlan(
+            *self._call("plan", ids, num_experts, alignment, expert_map, tile_rows)
+        )
+
+    def permute(self, x, plan):
+        return self._call("permute", x, plan.sorted, plan.inverse)
+
+    def combine(self, y, plan, weights, shared=None, residual=None):
+        return self._call("combine", y, plan.inverse, weights, shared, residual)

@@ -12,8 +12,11 @@ from resource_table import entries, read_table
 
 import dspark_ext
 
-# Kernels that read rows of logits, each entry once: they must do it 16 bytes at a time.
-STREAMING = ("row_statistics_kernel", "residual_masses_kernel", "target_probs_kernel")
+# Kernels that read rows, each entry once: they must do it 16 bytes at a time.
+STREAMING = (
+    *("row_statistics_kernel", "residual_masses_kernel", "target_probs_kernel"),
+    *("permute_kernel", "combine_kernel"),
+)
 
 BACKENDS = ["cuda", "hip"]
 WIDE_LOAD = {"cuda": r"LDG\.E\.(\w+\.)*128", "hip": r"global_load_(dwordx4|b128)"}
