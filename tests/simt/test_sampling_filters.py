@@ -50,8 +50,8 @@ KINDS = [
 def filters_of(vocab: int, rng) -> list[dict]:
     """Each filter alone at its ends and in between, then all of them at random."""
     some = [{"top_k": k} for k in (1, 2, 50, vocab // 2, vocab - 1)]
-    some += [{"top_p": p} for p in (0.0, 1e-9, 0.1, 0.5, 0.9, 0.999999)]
-    some += [{"min_p": p} for p in (1e-6, 0.05, 1.0)]
+    some += [{"top_p": p} for p in (0.0, 1e-9, 0.1, 0.5, 0.9, 0.9999, 1 - 2**-24)]
+    some += [{"min_p": p} for p in (1e-6, 0.05, np.exp(-1), 1.0)]  # of rounded rows: a tie
     for _ in range(6):
         some.append(
             {"top_k": int(rng.integers(vocab + 1)), "top_p": float(rng.random())}
@@ -67,7 +67,7 @@ def check(kinds, vocab, dtype, rng, filters=None, shift=0, **emulation):
         logits = memory[shift:].view(len(filters), vocab)  # from an odd address on
         logits[:] = torch.tensor(row_of(kind, vocab, rng)).to(dtype)
         settings = {key: torch.tensor([f[key] for f in filters]) for key in OFF}
-        temperature = float(rng.choice([0.3, 1.0]))
+        temperature = float(rng.choice([0.01, 0.3, 1.0, 50.0]))
         want = sampling.target_probs(logits, temperature=temperature, **settings)
         with emulated.operators(**emulation):
             got = sampling.target_probs(logits, temperature=temperature, **settings)
@@ -93,10 +93,56 @@ def test_large_rows(vocab, warp_size, rng):
         check([kind], vocab, dtype, rng, some, warp_size=warp_size)
 
 
+@pytest.mark.parametrize("warp_size", WARP_SIZES)
+@pytest.mark.parametrize("spread", [0.0, 1e-3], ids=["equal", "distinct"])
+@pytest.mark.parametrize("surplus", [-1, 0, 1])
+def test_as_many_entries_as_the_list_holds(surplus, spread, warp_size, rng):
+    """Or one more, or less, far above the others, in tiles of very different shares."""
+    count, vocab = 4096 + surplus, 20_001
+    row = np.full(vocab, -60, np.float32)
+    at = np.concatenate([rng.permutation(4096)[:3000], [vocab - 1], np.arange(5000, 9000)])[:count]
+    row[at] = 5 + spread * rng.standard_normal(count)
+    filters = [OFF | {"top_k": k} for k in (1, count // 2, count - 1, count, count + 1)]
+    filters += [OFF | {"top_p": p} for p in (0.5, 1 - 1e-4, 1 - 1e-7)]
+    filters += [OFF | {"top_k": count, "top_p": 0.9}, OFF | {"min_p": 0.5}]
+    logits = torch.tensor(row).expand(len(filters), -1).contiguous()
+    settings = {key: torch.tensor([f[key] for f in filters]) for key in OFF}
+    want = sampling.target_probs(logits, **settings)
+    with emulated.operators(warp_size=warp_size, level=FULL):
+        got = sampling.target_probs(logits, **settings)
+    for i, f in enumerate(filters):
+        assert bits_equal(got[i], want[i]), f
+
+
+def test_the_longest_row(rng):
+    """That a device takes: 1024 tiles, of which the last holds one entry."""
+    vocab = 1023 * 4096 + 1
+    filters = [OFF | {"top_k": 50}, OFF | {"top_k": 5000, "top_p": 0.9, "min_p": 0.01}]
+    check(["flat", "ties"], vocab, torch.bfloat16, rng, filters)
+
+
+def passes(logits, **filters) -> float:
+    """Over a row, besides its statistics, in loads of 16 bytes."""
+    moved = emulated.counters(lambda: sampling.target_probs(logits, **filters))
+    return moved["kernels"]["filter_laws"]["accesses_16"] * 16 / (logits.numel() * 4)
+
+
 @pytest.mark.parametrize("kind", ["peaked", "confident", "flat", "few"])
 def test_top_k_reads_a_row_once(kind, rng):
-    """In loads of 16 bytes, besides its statistics and a sample of it."""
-    vocab = 129280
-    logits = torch.tensor(row_of(kind, vocab, rng))[None]
-    moved = emulated.counters(lambda: sampling.target_probs(logits, top_k=50, top_p=0.9))
-    assert moved["kernels"]["filter_laws"]["accesses_16"] * 16 <= vocab * 4
+    logits = torch.tensor(row_of(kind, 129280, rng))[None]
+    assert passes(logits, top_k=50, top_p=0.9) <= 1
+
+
+@pytest.mark.parametrize("width", [1.0, 2.2, 4.0])
+def test_top_p_reads_a_flat_row_a_few_times(width, rng):
+    logits = torch.tensor(width * rng.standard_normal((1, 129280)), dtype=torch.float32)
+    assert passes(logits, top_p=0.9) <= 3
+    assert passes(logits, top_p=0.9999) <= 6
+
+
+@pytest.mark.parametrize("kind, most", [("ties", 6), ("equal", 6), ("lowest", 6), ("infinite", 20)])
+def test_rows_that_mislead_the_profile_are_read_a_few_times(kind, most, rng):
+    """Thousands of equal entries, or entries whose weights are all 0."""
+    logits = torch.tensor(row_of(kind, 129280, rng))[None]
+    for filters in ({"top_k": 3000}, {"top_k": 129280 // 2}, {"top_p": 0.99}):
+        assert passes(logits, **filters) <= most, filters

@@ -37,7 +37,8 @@ struct LawArgs {
     Global<const float> min_p;
 };
 
-// Scratch of the device kernels: the laws of a call, R rows, and what filters list of them.
+// Scratch of the device kernels: the laws of a call, R rows, and how the weights of those that
+// filters cut are spread.
 struct LawScratch {
     Global<Law> laws;            // [R]
     Global<float> tile_max;      // [R, tiles]
@@ -46,9 +47,8 @@ struct LawScratch {
     Global<int32_t> tile_first;  // [R, tiles] id of the first entry equal to m_t; greedy rows only
     Global<uint8_t> tile_nan;    // [R, tiles] whether the tile holds a NaN
     int32_t tiles;
-    Global<float> list_x;     // [filtered rows, capacity], or null without filters
-    Global<int32_t> list_id;  // [filtered rows, capacity]
-    int32_t list_capacity;
+    Global<uint64_t> profiles;  // [filtered rows, tiles, 3], or null without filters
+    int64_t filtered_rows;      // the first ones
 };
 
 struct TargetProbsArgs {

@@ -1,5 +1,5 @@
-// The largest entries of a row, listed by the 256 threads of a block in one pass, where a sample of
-// the row says that they are few.
+// The entries of a row that lie in a window, listed on chip by the 256 threads of a block while
+// they pass over the row.
 #pragma once
 
 #include "device/block_law.h"
@@ -9,164 +9,120 @@
 
 namespace dspark::DSPARK_ISA::sampling {
 
+constexpr int kListCapacity = 4096;
+
+// Warps that take tiles: all but in the emulator's blocks of many tiny warps.
+template <int W>
+constexpr int kTileWarps = kWarps<W> < 8 ? kWarps<W> : 8;
+
 template <int W>
 struct ListShared {
-    SharedArray<int32_t, kMaxTiles + 1> begin;  // of the entries of a tile; at last the end
-    SharedArray<int32_t, kMaxTiles> counts;
-    BlockReduceScratch<W, uint64_t> estimate;
+    SharedArray<float, kListCapacity> x;
+    SharedArray<uint16_t, kListCapacity> index;    // in the tile
+    SharedArray<uint16_t, kMaxTiles + 1> begin;    // of the entries of a tile; at last the end
+    SharedArray<int32_t, 2 * kTileWarps<W>> hits;  // of the tiles of this round and of the last
+    BlockReduceScratch<W, int64_t> amount;
+    BlockReduceScratch<W, float> at_least;
+    BlockReduceScratch<W, float> below;
 };
 
-// Entries from all over a row: 8 consecutive ones per thread.
-struct RowSample {
-    static constexpr int kPerThread = 8;
-    float x[kPerThread];
-};
+// Entries of a tile that one lane of a warp has met.
+template <int W>
+struct LaneHits {
+    static constexpr int kWords = kSlots<W> * kChunks / 32;
+    uint32_t bits[kWords] = {};  // bit 16 j + c: entry c of slot j
+    int count = 0;
 
-DSPARK_DEVICE RowSample sample_row(const Row& row) {
-    const int64_t first = int64_t{thread_idx()} * row.size / kThreads;
-    RowSample sample;
-    for (int e = 0; e < RowSample::kPerThread; ++e) {
-        sample.x[e] = first + e < row.size ? read_entry(row, first + e) : -kInfinity;
+    DSPARK_DEVICE void add(int j, int c) {
+        bits[j / 2] |= 1u << (j % 2 * kChunks + c);
+        ++count;
     }
-    return sample;
-}
-
-// What a sample says of a row and a threshold.
-struct Estimate {
-    double hits;     // of the sample, at or above
-    double count;    // of the row, at or above
-    double missing;  // mass of the row below
 };
 
 // All threads of the block call the member functions, with the same values.
 template <int W>
 class BlockList {
   public:
-    // Row r of the scratch is the row of the law.
-    DSPARK_DEVICE BlockList(const Law& law, const LawScratch& scratch, int64_t r,
-                            ListShared<W>& shared)
-        : law_(law),
-          scratch_(scratch),
-          first_(r * scratch.list_capacity),
-          shared_(shared),
-          tiles_(num_tiles(law.vocab)) {}
+    DSPARK_DEVICE BlockList(SharedArray<Law, 1>& law, ListShared<W>& shared)
+        : law_(law), shared_(shared) {}
 
-    DSPARK_DEVICE bool covers(float from) const { return from_ <= from; }
+    // Whether every entry of [low, high) is listed.
+    DSPARK_DEVICE bool covers(float low, float high) const {
+        return window_.low <= low && high <= window_.high;
+    }
 
-    // The listed entries of a tile are x(i), id(i) for i in [begin(tile), begin(tile + 1)): those
-    // of one lane of the canonical sum stand together, in index order.
+    // The listed entries of a tile are x(i), index(i) for i in [begin(tile), begin(tile + 1)):
+    // those of one lane of the canonical sum stand together, in index order.
     DSPARK_DEVICE int begin(int tile) const { return shared_.begin[tile]; }
-    DSPARK_DEVICE float x(int i) const { return scratch_.list_x[first_ + i]; }
-    DSPARK_DEVICE int32_t id(int i) const { return scratch_.list_id[first_ + i]; }
+    DSPARK_DEVICE float x(int i) const { return shared_.x[i]; }
+    DSPARK_DEVICE int index(int i) const { return shared_.index[i]; }
 
-    // A threshold that a sample expects to reach `need`: lower at each attempt, `floor` in the end.
-    // The entries from there on are listed if they are few.
-    DSPARK_DEVICE float reach_down(Amount kind, double need, float floor, int attempt) {
-        if (covers(floor)) return floor;
-        if (attempt == 0) next_reach_ = law_.vocab <= scratch_.list_capacity ? kReaches : 0;
-        const RowSample sample = sample_row(row_of(law_));
-        // The first number that is enough; the last is.
-        int high = kReaches;
-        for (int low = next_reach_; low < high;) {
-            const int middle = (low + high) / 2;
-            if (is_enough(judge(sample, reach(middle)), middle, kind, need)) {
-                high = middle;
-            } else {
-                low = middle + 1;
-            }
+    // To list the entries of a window, the tiles are passed in rounds of one per warp.
+    DSPARK_DEVICE void start() {
+        count_ = 0;
+        window_ = {kInfinity, -kInfinity};
+    }
+    // Adds the hits of the tiles from `first` on; the row has `tiles`.
+    DSPARK_DEVICE void add_round(int first, int tiles, LaneHits<W>& hits) {
+        const int tile = first + warp_index<W>();
+        const bool has_tile = warp_index<W>() < kTileWarps<W> && tile < tiles;
+        const int round = first / kTileWarps<W> % 2 * kTileWarps<W>;
+        const int up_to_here = warp_inclusive_sum<W>(hits.count);
+        if (has_tile && lane_index<W>() == W - 1) {
+            shared_.hits[round + warp_index<W>()] = up_to_here;
         }
-        next_reach_ = high + kReaches / 8;
-        const float wished = high < kReaches ? reach(high) : -kFltMax;
-        const float from = wished > floor ? wished : floor;
-        const bool are_few = judge(sample, from).count <= 0.75 * scratch_.list_capacity;
-        from_ = kInfinity;  // a list that begins higher would answer about neighbours wrongly
-        if (are_few || law_.vocab <= scratch_.list_capacity) list(from);
-        return from;
+        sync_block();
+        int begin = count_;
+        for (int warp = 0; warp < kTileWarps<W> && first + warp < tiles; ++warp) {
+            const int of_warp = shared_.hits[round + warp];
+            if (warp < warp_index<W>()) begin += of_warp;
+            count_ += of_warp;
+        }
+        if (count_ > kListCapacity || !has_tile) return;
+        if (lane_index<W>() == 0) shared_.begin[tile] = static_cast<uint16_t>(begin);
+        append(tile, hits.bits, begin + up_to_here - hits.count);
+    }
+    // What was added are all entries of the window. It is listed unless they are too many.
+    DSPARK_DEVICE void finish(int tiles, Window window) {
+        if (count_ <= kListCapacity) window_ = window;
+        if (thread_idx() == 0) shared_.begin[tiles] = static_cast<uint16_t>(count_);
+        sync_block();
+    }
+
+    // The entry sought, if weights and their sums had no rounding errors from the nearer end of the
+    // bracket on. The entries of the bracket are listed.
+    DSPARK_DEVICE float find(Amount kind, double need, const Bracket& bracket) {
+        const Probe all = add_up(kind, bracket.begin, bracket.end);
+        Bracket rest = bracket;
+        rest.step = 0;
+        rest.begin = all.at_least;
+        const double from_begin = need + static_cast<double>(bracket.beyond) - all.amount;
+        if (bracket.beyond < static_cast<float>(need - bracket.above_end) && from_begin < need) {
+            rest.above_end = from_begin;
+        }
+        const double above_end = rest.above_end;
+        while (rest.begin < rest.end) {
+            const float t = rest.pivot(need);
+            Probe probe = add_up(kind, t, bracket.end);
+            probe.amount += above_end;
+            rest.narrow({probe, probe}, need);
+        }
+        return rest.begin;
     }
 
   private:
-    // Thresholds to choose from: the largest entry less 1.5 to 60 binary orders of weight.
-    static constexpr int kReaches = 43;
-    DSPARK_DEVICE float reach(int number) const {
-        const float orders =
-            64.0f * exp2_nonpositive(static_cast<float>(number - kReaches) * 0.125f);
-        return law_.maximum - orders * rough_reciprocal(law_.scale);
-    }
-
-    // In integers, so that the threads' parts add up in any order.
-    DSPARK_DEVICE Estimate judge(const RowSample& sample, float from) {
-        constexpr int64_t kHit = int64_t{1} << 48;
-        int64_t mine = 0;
-        for (float x : sample.x) {
-            const float weight = exp2_nonpositive((x - law_.maximum) * law_.scale);
-            mine += x >= from ? kHit : static_cast<int64_t>(weight * 0x1p30f);
-        }
-        sync_block();  // the scratch is free
-        const int64_t total =
-            static_cast<int64_t>(block_sum<W>(static_cast<uint64_t>(mine), shared_.estimate));
-        constexpr double kOfEntry = 1.0 / (kThreads * RowSample::kPerThread);
-        const double part = kOfEntry * law_.vocab;
-        const double hits = static_cast<double>(total / kHit);
-        const double missing = static_cast<double>(total % kHit) * 0x1p-30;
-        return {hits, hits * part, missing * part};
-    }
-
-    // Whether threshold `number` is expected to reach `need`, with some room.
-    DSPARK_DEVICE bool is_enough(const Estimate& estimate, int number, Amount kind,
-                                 double need) const {
-        if (kind == Amount::kCount) return estimate.hits > 8.0 && estimate.count >= 1.5 * need;
-        // Few entries may hold much of the mass; a sample that has met hardly any cannot judge.
-        constexpr int kDeep = 24;  // 12 binary orders
-        const bool can_judge = estimate.hits >= 32.0 || number >= kDeep;
-        return can_judge && estimate.missing <= 0.5 * (law_.total - need);
-    }
-
-    // Lists the entries from `from` on; gives up if they are too many. A warp per tile.
-    DSPARK_DEVICE void list(float from) {
-        constexpr int kWords = kSlots<W> * kChunks / 32;
-        from_ = kInfinity;
-        int end = 0;
-        sync_block();  // the counts are free
-        for (int first = 0; first < tiles_; first += kWarps<W>) {
-            const int tile = first + warp_index<W>();
-            uint32_t hits[kWords] = {};  // bit 16 j + c: entry c of slot j
-            int count = 0;
-            if (tile < tiles_ && law_.tile_max[tile] >= from) {
-                WarpTile<W>(row_of(law_), tile).template visit<1>([&](int j, int c, float x) {
-                    if (!(x >= from)) return;
-                    hits[j / 2] |= 1u << (j % 2 * kChunks + c);
-                    ++count;
-                });
-            }
-            const int up_to_here = warp_inclusive_sum<W>(count);
-            if (tile < tiles_ && lane_index<W>() == W - 1) shared_.counts[tile] = up_to_here;
-            sync_block();
-            int begin = end;
-            for (int other = first; other < first + kWarps<W> && other < tiles_; ++other) {
-                const int of_other = shared_.counts[other];
-                if (other < tile) begin += of_other;
-                end += of_other;
-            }
-            if (end > scratch_.list_capacity) return;
-            if (tile < tiles_ && lane_index<W>() == 0) shared_.begin[tile] = begin;
-            append(tile, hits, begin + up_to_here - count);
-        }
-        if (thread_idx() == 0) shared_.begin[tiles_] = end;
-        sync_block();
-        from_ = from;
-    }
-
     // The words come to the front one by one, so that none is indexed by a variable.
     template <int N>
     DSPARK_DEVICE void append(int tile, uint32_t (&hits)[N], int at) {
-        const WarpTile<W> entries(row_of(law_), tile);
+        const Row row = row_of(law_[0]);
+        const WarpTile<W> entries(row, tile);
         for (int word = 0; word < N; ++word) {
             for (uint32_t bits = hits[0]; bits != 0; bits &= bits - 1) {
                 const int bit = lowest_bit(bits);
                 const int lane = entries.lane_of_slot(2 * word + bit / kChunks);
-                const int32_t id = tile * kTile + bit % kChunks * kLanes + lane;
-                scratch_.list_x[first_ + at] = read_entry(row_of(law_), id);
-                scratch_.list_id[first_ + at] = id;
+                const int index = bit % kChunks * kLanes + lane;
+                shared_.x[at] = read_entry(row, tile * kTile + index);
+                shared_.index[at] = static_cast<uint16_t>(index);
                 ++at;
             }
             for (int next = 1; next < N; ++next) hits[next - 1] = hits[next];
@@ -179,13 +135,34 @@ class BlockList {
         return static_cast<int>(bit_cast<uint32_t>(static_cast<float>(lowest)) >> 23) - 127;
     }
 
-    const Law& law_;
-    const LawScratch& scratch_;
-    int64_t first_;  // of the row's part of the lists
+    // Listed entries in [t, last], their masses in integers so that they add up in any order; and
+    // the entries next to t.
+    DSPARK_DEVICE Probe add_up(Amount kind, float t, float last) {
+        const Law law = law_[0];
+        int64_t amount = 0;
+        float at_least = kInfinity;
+        float below = -kInfinity;
+        for (int i = thread_idx(); i < count_; i += kThreads) {
+            const float x = shared_.x[i];
+            if (x < t) {
+                below = x > below ? x : below;
+                continue;
+            }
+            at_least = x < at_least ? x : at_least;
+            if (!(x <= last)) continue;
+            const float weight = exp2_nonpositive((x - law.maximum) * law.scale);
+            amount += kind == Amount::kCount ? 1 : static_cast<int64_t>(weight * 0x1p50f);
+        }
+        sync_block();  // the scratches are free
+        const double total = static_cast<double>(block_sum<W>(amount, shared_.amount));
+        return {kind == Amount::kCount ? total : total * 0x1p-50,
+                block_min<W>(at_least, shared_.at_least), block_max<W>(below, shared_.below)};
+    }
+
+    SharedArray<Law, 1>& law_;
     ListShared<W>& shared_;
-    int tiles_;
-    int next_reach_ = 0;
-    float from_ = kInfinity;  // every entry from here on is listed
+    int count_ = 0;
+    Window window_ = {kInfinity, -kInfinity};
 };
 
 }  // namespace dspark::DSPARK_ISA::sampling

@@ -15,16 +15,16 @@ class RowMeasure {
     RowMeasure(const Law& law, Workspace& workspace)
         : law_(law), workspace_(workspace), list_(workspace.candidates) {}
 
-    // A threshold for the amount to reach `need`: lower at each attempt, `floor` in the end. The
-    // entries from there on are listed if they are few.
-    float reach_down(Amount, double /*need*/, float floor, int attempt) {
-        if (is_listed(floor)) return floor;
-        if (attempt == 0) are_few_ = true;
-        const float wished = law_.maximum - static_cast<float>(12 << attempt) / law_.scale;
-        const float from = attempt < 3 && wished > floor ? wished : floor;
-        are_few_ = are_few_ && list(from);
-        return from;
+    // The law of the whole row.
+    const Law& law() const { return law_; }
+
+    // Where to look next: lower at each attempt until the amount is reached, then in between.
+    Window next_window(Amount, double need, float floor, const Bracket& bracket) {
+        const float t = bracket.has_begin ? bracket.pivot(need) : reach_down(floor, bracket.step);
+        return {t, t};
     }
+    // Whether the ties at an end of the search can be counted at once.
+    bool has_probed(float) const { return true; }
 
     // Lists the entries from `from` on; false if they are too many.
     bool list(float from) {
@@ -59,9 +59,9 @@ class RowMeasure {
         return total;
     }
 
-    // Their canonical mass.
+    // Gives the law the canonical tile sums of what a cut keeps; returns what they add up to.
+    double sum_tiles(Cut cut) { return sum_tiles(cut, law_.tile_sum); }
 
-    // Stores the canonical tile sums of what a cut keeps; returns what they add up to.
     double sum_tiles(Cut cut, float* sums) {
         store_sums(cut, sums);
         double total = 0.0;
@@ -91,11 +91,12 @@ class RowMeasure {
         return found;
     }
 
-    // How much lies at or above t (and within `before`), and the entries next to t.
-    Probe probe(Amount kind, float t, Cut before) {
-        Probe probe = neighbours(t);
-        probe.amount = amount(kind, stricter({t, kEveryTie}, before));
-        return probe;
+    // How much lies at or above both ends (which are one) and within `before`.
+    WindowProbe probe(Amount kind, Window window, Cut before) {
+        Probe probe = neighbours(window.low);
+        if (!(probe.below > -kInfinity)) probe.below = next_below(window.low);  // not in the list
+        probe.amount = amount(kind, stricter({window.low, kEveryTie}, before));
+        return {probe, probe};
     }
 
     double amount(Amount kind, Cut cut) {
@@ -104,6 +105,17 @@ class RowMeasure {
     }
 
   private:
+    // A threshold lower than at the last attempt, `floor` in the end. The entries from there on are
+    // listed if they are few.
+    float reach_down(float floor, int attempt) {
+        if (is_listed(floor)) return floor;
+        if (attempt == 0) are_few_ = true;
+        const float wished = law_.maximum - static_cast<float>(12 << attempt) / law_.scale;
+        const float from = attempt < 3 && wished > floor ? wished : floor;
+        are_few_ = are_few_ && list(from);
+        return from;
+    }
+
     bool is_listed(float from) const { return listed_from_ <= from; }
 
     void store_sums(Cut cut, float* sums) {

@@ -19,7 +19,9 @@ DSPARK_DEVICE void fill_law(Law& law, const void* row, const RowsView& view, flo
 
 inline void filter_law(Law& law, const LawArgs& args, int64_t i, Workspace& workspace) {
     RowMeasure measure(law, workspace);
-    filter_cut(law, args, i, measure);
+    const Kept kept = filter_row(args, i, measure);
+    law.cut = kept.cut;
+    law.total = kept.total;
 }
 
 class LazyLaws {

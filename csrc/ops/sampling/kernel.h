@@ -3,6 +3,7 @@
 #pragma once
 
 #include "device/block_law.h"
+#include "ops/sampling/block_profile.h"
 #include "ops/sampling/request.h"
 #include "ops/sampling/validity.h"
 
@@ -128,6 +129,7 @@ struct StatisticsShared {
     BlockReduceScratch<W, float> maximum;
     BlockReduceScratch<W, uint32_t> has_nan;
     BlockReduceScratch<W, int32_t> first;
+    ProfileShared<W> profile;
 };
 
 // Weights of a tile nothing of which is dropped.
@@ -139,10 +141,10 @@ DSPARK_DEVICE LaneEntries all_weights(const LaneEntries& entries, float maximum,
     return weights;
 }
 
-// m_t, S_t (unless greedy), the NaN flag and, for greedy rows, the first maximal entry. One block
-// per (row, tile); passes every row once.
+// m_t, S_t (unless greedy), the NaN flag, for greedy rows the first maximal entry and, for rows
+// that filters cut, the profile. One block per (row, tile); passes every row once.
 template <int W, class Rows>
-DSPARK_KERNEL(kThreads)
+DSPARK_KERNEL(kThreads, 5)
 void row_statistics_kernel(Rows rows) {
     check_warp_size<W>();
     DSPARK_SHARED(StatisticsShared<W>, shared);
@@ -172,7 +174,10 @@ void row_statistics_kernel(Rows rows) {
         if (thread_idx() == 0) scratch.tile_first[at] = first;
     } else if (maximum > -kInfinity) {
         const LaneEntries weights = all_weights(entries, maximum, exponent_scale(job.temperature));
-        sum = halving_tree<W>(lane_sum(weights), shared.sums);
+        const bool is_filtered = r < scratch.filtered_rows;
+        if (is_filtered) count_profile<W>(weights, shared.profile);
+        sum = halving_tree<W>(lane_sum(weights), shared.sums);  // syncs the block
+        if (is_filtered) store_profile<W>(shared.profile, scratch.profiles + at * kProfileWords);
     }
     if (thread_idx() != 0) return;
     scratch.tile_max[at] = maximum;

@@ -65,7 +65,7 @@ template <int W>
 DSPARK_DEVICE void finish_request_laws(const VerifyRows& rows, int64_t b) {
     const VerifyArgs& args = rows.args;
     const ReadyLaws laws = {args};
-    const int targets = args.scratch.list_capacity > 0 ? 0 : args.num_drafts + 1;
+    const int targets = args.scratch.filtered_rows > 0 ? 0 : args.num_drafts + 1;
     const int drafts = args.draft_logits.data != nullptr ? args.num_drafts : 0;
     for (int i = warp_index<W>(); i < targets + drafts; i += kWarps<W>) {
         const int64_t r = i < targets ? laws.target_index(b, i) : laws.draft_index(b, i - targets);

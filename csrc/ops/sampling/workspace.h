@@ -15,7 +15,7 @@ inline bool has_filters(const LawArgs& law) {
     return law.top_k.data != nullptr || law.top_p != nullptr || law.min_p != nullptr;
 }
 
-// Laws of `rows` rows; lists for the first `filtered` of them.
+// Laws of `rows` rows; profiles of the first `filtered` of them.
 inline LawScratch place_laws(Layout& layout, int64_t rows, int64_t filtered, int32_t vocab) {
     LawScratch scratch = {};
     scratch.tiles = (vocab + 4095) / 4096;
@@ -25,11 +25,8 @@ inline LawScratch place_laws(Layout& layout, int64_t rows, int64_t filtered, int
     scratch.tile_scale = layout.take<double>(rows * scratch.tiles);
     scratch.tile_first = layout.take<int32_t>(rows * scratch.tiles);
     scratch.tile_nan = layout.take<uint8_t>(rows * scratch.tiles);
-    if (filtered > 0) {
-        scratch.list_capacity = vocab / 16 + 1024;
-        scratch.list_x = layout.take<float>(filtered * scratch.list_capacity);
-        scratch.list_id = layout.take<int32_t>(filtered * scratch.list_capacity);
-    }
+    scratch.filtered_rows = filtered;
+    if (filtered > 0) scratch.profiles = layout.take<uint64_t>(filtered * scratch.tiles * 3);
     return scratch;
 }
 
