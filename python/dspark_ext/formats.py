@@ -192,8 +192,22 @@ def _spread(scale: Tensor, block: tuple[int, int], shape: tuple[int, ...]) -> Te
 
 def _dequantize_elsewhere(codes, scale, format, block, dtype):
     """`dequantize` in torch's own operations, for devices that the compiled one does not serve."""
-    table = decode(torch.arange(256, dtype=torch.uint8)[:, None], _CODES.get(format, format))
-    numbers = table.to(codes.device)[codes.long()].flatten(-2)
+    if format not in FORMATS:
+        raise RuntimeError(f"dspark_ext.dequantize: format: expected one of {FORMATS}")
+    if format == "mxfp4":
+        each = torch.stack([codes & 15, codes >> 4], -1).flatten(-2).int()
+        exponent, mantissa = (each >> 1) & 3, each & 1
+        normal = ((exponent + 126) << 23) | (mantissa << 22)
+        magnitude = torch.where(exponent == 0, mantissa * 0.5, normal.view(torch.float32))
+        numbers = torch.where(each >= 8, -magnitude, magnitude)
+    else:
+        numbers = codes.view(CODE_DTYPES[format]).float()
     if scale.dtype != torch.float32:
-        scale = decode(torch.arange(256, dtype=torch.uint8), "e8m0").to(scale.device)[scale.long()]
+        scale = scale.view(torch.float8_e8m0fnu).float()
+    expected = scale_shape(numbers.shape, block)
+    if tuple(scale.shape) != expected:
+        raise RuntimeError(
+            f"dspark_ext.dequantize: scale: expected shape {list(expected)}, one for each block, "
+            f"got {list(scale.shape)}"
+        )
     return (numbers * _spread(scale, block, numbers.shape)).to(dtype)

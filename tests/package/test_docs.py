@@ -5,7 +5,13 @@ import re
 import pytest
 import torch
 
-PAGES = ["README.md", "docs/install.md", "docs/losslessness.md", "docs/sampling.md"]
+PAGES = [
+    "README.md",
+    "docs/checkpoints.md",
+    "docs/install.md",
+    "docs/losslessness.md",
+    "docs/sampling.md",
+]
 
 
 @pytest.mark.parametrize("page", PAGES)

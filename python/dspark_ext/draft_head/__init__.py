@@ -1,12 +1,14 @@
 """Draft heads as torch modules.
 
 `DSparkDraftHead` and its four flavours have the tensors of the released checkpoints; see
-docs/draft-head.md. `compact` holds the head of the demo, small enough for a CPU.
+docs/draft-head.md, and docs/checkpoints.md for files. `compact` holds the head of the demo, small
+enough for a CPU.
 """
 
 import torch
 
 from .base import BlockDraft, DSparkDraftHead
+from .checkpoint import CheckpointError, load_draft_head
 from .config import (
     FLAVOURS,
     ConfigError,
@@ -21,10 +23,12 @@ from .dense import Gemma4DraftHead, Qwen3DraftHead
 from .hyper_connections import mean_of_copies
 from .initial import reset_parameters
 from .state import ContextState
+from .write import save_draft_head
 
 __all__ = [
     "FLAVOURS",
     "BlockDraft",
+    "CheckpointError",
     "ConfigError",
     "ContextState",
     "DSparkDraftHead",
@@ -36,10 +40,12 @@ __all__ = [
     "DraftHeadConfig",
     "Gemma4DraftHead",
     "Qwen3DraftHead",
+    "load_draft_head",
     "make_draft_head",
     "mean_of_copies",
     "read_config",
     "reset_parameters",
+    "save_draft_head",
 ]
 
 CLASSES = {
