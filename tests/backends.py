@@ -1,4 +1,4 @@
-"""Runs `dspark_ext.sampling` on a backend of choice with tensors on the CPU.
+"""Runs `dspark_ext.sampling` and `moe.route` on a backend of choice with tensors on the CPU.
 
     with backends.running("simt"):
         out = sampling.rejection_sample(...)
@@ -10,6 +10,7 @@ kernels on the GPU that torch calls cuda: inputs are copied there and outputs ba
 from __future__ import annotations
 
 import contextlib
+import importlib
 import pathlib
 import sys
 
@@ -17,6 +18,9 @@ import torch
 
 import dspark_ext
 from dspark_ext import sampling
+
+# Modules that call their operators through the name _ops.
+_CALLERS = (sampling, importlib.import_module("dspark_ext.moe.route"))
 
 
 def gpu_available() -> bool:
@@ -65,12 +69,14 @@ class MovedOperators:
 
 @contextlib.contextmanager
 def operators_replaced(operators):
-    real = sampling._ops
-    sampling._ops = operators
+    real = [module._ops for module in _CALLERS]
+    for module in _CALLERS:
+        module._ops = operators
     try:
         yield
     finally:
-        sampling._ops = real
+        for module, own in zip(_CALLERS, real):
+            module._ops = own
 
 
 @contextlib.contextmanager

@@ -73,6 +73,11 @@ STABLE_TORCH_LIBRARY(dspark_ext, m) {
     m.def("dequantize(Tensor weight, Tensor scale, str format, int[] block, ScalarType dtype) -> "
           "Tensor");
 
+    // router: which experts a token goes to (csrc/ops/router)
+    m.def("route(Tensor logits, int k, str scoring, Tensor? bias, int num_groups, int topk_groups, "
+          "bool renormalize, float scale, Tensor? hash_ids, Tensor? hash_table, "
+          "float? shared_expert_weight) -> (Tensor ids, Tensor weights, Tensor status)");
+
     // moe: dispatch of tokens to experts and back (csrc/ops/moe)
     m.def("plan(Tensor ids, int num_experts, int alignment, Tensor? expert_map, int tile_rows) -> "
           "(Tensor counts, Tensor offsets, Tensor sorted, Tensor inverse, Tensor total, "

@@ -9,6 +9,7 @@
 namespace dspark {
 
 struct MoeLaunch;       // ops/moe/launch.h
+struct RouterLaunch;    // ops/router/launch.h
 struct SamplingLaunch;  // ops/sampling/launch.h
 struct VerifyLaunch;    // ops/verify/launch.h
 
@@ -16,6 +17,7 @@ struct GpuBackend {
     const char* name;                       // "cuda" or "hip"
     const char* (*error_string)(int code);  // of a code that a launch function returned
     const MoeLaunch* moe;
+    const RouterLaunch* router;
     const SamplingLaunch* sampling;
     const VerifyLaunch* verify;
 };

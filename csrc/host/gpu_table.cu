@@ -3,6 +3,7 @@
 
 #include "device/backend.h"
 #include "ops/moe/launch.h"
+#include "ops/router/launch.h"
 #include "ops/sampling/launch.h"
 #include "ops/verify/launch.h"
 
@@ -12,8 +13,8 @@
 namespace dspark::DSPARK_ISA {
 
 const GpuBackend* gpu_backend() {
-    static const GpuBackend table = {DSPARK_TEXT(DSPARK_ISA), &error_string, &moe_launch(),
-                                     &sampling_launch(), &verify_launch()};
+    static const GpuBackend table = {DSPARK_TEXT(DSPARK_ISA), &error_string,      &moe_launch(),
+                                     &router_launch(),        &sampling_launch(), &verify_launch()};
     return &table;
 }
 

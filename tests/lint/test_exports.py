@@ -19,6 +19,7 @@ CONTRACT = {
         *("fit_sts", "calibrate", "DraftGate"),
     ],
     "draft": ["markov_sample", "confidence"],
+    "moe": ["route", "plan", "permute", "combine"],
     "linear": ["PackedLinear", "linear", "pack_linear"],
     "attention": ["attention"],
 }

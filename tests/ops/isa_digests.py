@@ -1,13 +1,18 @@
-"""Fingerprints of results of the verify, draft, linear and attention operators; as a script, prints
-them for the instruction set of its process."""
+"""Fingerprints of results of operators, family by family; as a script, prints them for the
+instruction set of its process."""
 
 import hashlib
 import json
+import pathlib
+import sys
 
 import torch
 
-from dspark_ext import _C, draft, linear, verify
+from dspark_ext import _C, draft, linear, moe, verify
 from dspark_ext.attention import attention
+
+sys.path.append(str(pathlib.Path(__file__).parents[1]))
+import router_sweep  # noqa: E402
 
 
 def digest(*tensors):
@@ -70,6 +75,15 @@ def draft_heads(generator):
             yield from output.statistics
 
 
+def routes(generator):
+    for experts in router_sweep.EXPERTS:
+        for seed in range(12 if experts < 1000 else 3):
+            yield from torch.ops.dspark_ext.route(*router_sweep.case(seed, experts, 13))
+        tokens = torch.randn(40, experts, generator=generator) * 4
+        for scoring in router_sweep.SCORINGS:
+            yield from moe.route(tokens, min(experts, 6), scoring=scoring)
+
+
 def linears(generator):
     for dtype in (torch.float32, torch.bfloat16):
         weight = torch.randn(77, 211, generator=generator).to(dtype)
@@ -96,6 +110,7 @@ FAMILIES = {
     "verify": schedules,
     "draft": drafts,
     "draft_heads": draft_heads,
+    "router": routes,
     "linear": linears,
     "attention": attentions,
 }

@@ -1,4 +1,4 @@
-"""The same bits on every instruction set this machine has (verify, draft, linear, attention)."""
+"""The same bits on every instruction set this machine has (all families but sampling)."""
 
 import json
 import os

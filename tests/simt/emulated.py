@@ -1,7 +1,7 @@
 """The operators on the SIMT emulator, for tests.
 
     with emulated.operators(warp_size=64, seed=3):
-        out = sampling.rejection_sample(...)  # CPU tensors, the device kernels
+        out = sampling.rejection_sample(...)  # CPU tensors, the device kernels; moe.route, too
         out = torch.ops.dspark_simt.schedule(...)  # the same of the verify operators
 
 What runs is built on first use from tests/simt/operators: the checks and the allocation of a GPU
@@ -27,6 +27,7 @@ OPERATORS = (
     *("target_probs", "sample", "rejection_sample", "block_acceptance"),
     *("schedule", "pack", "unpack", "commit", "accumulate_stats"),
     *("plan", "permute", "combine"),
+    "route",
 )
 WARP_SIZES = (4, 32, 64)
 

@@ -58,6 +58,12 @@ DSPARK_DEVICE FloatVector operator-(FloatVector a, FloatVector b) {
 DSPARK_DEVICE FloatVector operator*(FloatVector a, FloatVector b) {
     return FloatVector(_mm512_mul_ps(a.v, b.v));
 }
+DSPARK_DEVICE FloatVector operator/(FloatVector a, FloatVector b) {
+    return FloatVector(_mm512_div_ps(a.v, b.v));
+}
+DSPARK_DEVICE FloatVector square_root(FloatVector a) {
+    return FloatVector(_mm512_maskz_sqrt_ps(0xFFFF, a.v));  // unmasked, gcc 12 warns
+}
 DSPARK_DEVICE FloatVector fma(FloatVector a, FloatVector b, FloatVector c) {
     return FloatVector(_mm512_fmadd_ps(a.v, b.v, c.v));
 }
@@ -129,6 +135,12 @@ DSPARK_DEVICE FloatVector operator-(FloatVector a, FloatVector b) {
 DSPARK_DEVICE FloatVector operator*(FloatVector a, FloatVector b) {
     return FloatVector(_mm256_mul_ps(a.v, b.v));
 }
+DSPARK_DEVICE FloatVector operator/(FloatVector a, FloatVector b) {
+    return FloatVector(_mm256_div_ps(a.v, b.v));
+}
+DSPARK_DEVICE FloatVector square_root(FloatVector a) {
+    return FloatVector(_mm256_sqrt_ps(a.v));
+}
 DSPARK_DEVICE FloatVector fma(FloatVector a, FloatVector b, FloatVector c) {
     return FloatVector(_mm256_fmadd_ps(a.v, b.v, c.v));
 }
@@ -199,6 +211,14 @@ DSPARK_DEVICE FloatVector operator-(FloatVector a, const FloatVector& b) {
 }
 DSPARK_DEVICE FloatVector operator*(FloatVector a, const FloatVector& b) {
     DSPARK_LANES a.v[lane] *= b.v[lane];
+    return a;
+}
+DSPARK_DEVICE FloatVector operator/(FloatVector a, const FloatVector& b) {
+    DSPARK_LANES a.v[lane] /= b.v[lane];
+    return a;
+}
+DSPARK_DEVICE FloatVector square_root(FloatVector a) {
+    DSPARK_LANES a.v[lane] = __builtin_sqrtf(a.v[lane]);
     return a;
 }
 #if defined(__FP_FAST_FMAF)

@@ -1,3 +1,13 @@
 """Shape and dtype rules (fake kernels) of every operator, for torch.compile and torch.export."""
 
-from . import attention, decoder, draft, formats, linear, moe, sampling, verify  # noqa: F401
+from . import (  # noqa: F401
+    attention,
+    decoder,
+    draft,
+    formats,
+    linear,
+    moe,
+    router,
+    sampling,
+    verify,
+)

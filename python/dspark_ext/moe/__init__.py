@@ -2,5 +2,19 @@
 
 from .dispatch import combine, permute
 from .plan import DispatchPlan, PlanCapacity, plan, plan_capacity
+from .route import DEAD_ROW, EMPTY_ROW, INVALID_ID, NAN_ROW, Routing, route
 
-__all__ = ["DispatchPlan", "PlanCapacity", "combine", "permute", "plan", "plan_capacity"]
+__all__ = [
+    "DEAD_ROW",
+    "EMPTY_ROW",
+    "INVALID_ID",
+    "NAN_ROW",
+    "DispatchPlan",
+    "PlanCapacity",
+    "Routing",
+    "combine",
+    "permute",
+    "plan",
+    "plan_capacity",
+    "route",
+]
