@@ -63,6 +63,13 @@ STABLE_TORCH_LIBRARY(dspark_ext, m) {
           "Tensor seeds, Tensor positions, Tensor? d2t, int num_drafts, int vocab_size, bool exact) -> "
           "(Tensor token_ids, Tensor logits, Tensor prev_embed, Tensor row_temperature, "
           "Tensor tile_max, Tensor tile_sum, Tensor tile_nan)");
+    m.def("markov_logits(Tensor base_logits, Tensor anchor, Tensor w1, Tensor w2, str head, "
+          "Tensor? hidden, Tensor? head_weight, Tensor? head_bias, Tensor? state, bool exact) -> "
+          "(Tensor logits, Tensor prev_embed, Tensor next_state)");
+    m.def("row_statistics(Tensor logits, Tensor temperature) -> "
+          "(Tensor tile_max, Tensor tile_sum, Tensor tile_nan)");
+    m.def("draw_shard(Tensor logits, int first_tile, Tensor tile_max, Tensor tile_sum, "
+          "Tensor temperature, Tensor seeds, Tensor positions, int slot) -> Tensor");
     m.def("confidence(Tensor hidden, Tensor prev_embed, Tensor weight, Tensor? bias, "
           "Tensor? temperatures) -> Tensor");
     m.def("calibrate(Tensor conf_logits, Tensor temperatures) -> Tensor");

@@ -8,7 +8,17 @@ from typing import NamedTuple
 
 import torch
 
-__all__ = ["DraftOutput", "RowStatistics", "calibrate", "confidence", "markov_sample"]
+__all__ = [
+    "DraftOutput",
+    "DraftStep",
+    "RowStatistics",
+    "calibrate",
+    "confidence",
+    "draw_shard",
+    "markov_logits",
+    "markov_sample",
+    "row_statistics",
+]
 
 
 class RowStatistics(NamedTuple):
@@ -142,6 +152,121 @@ def markov_sample(
         exact,
     )
     return DraftOutput(token_ids, logits, prev_embed, RowStatistics(*statistics))
+
+
+class DraftStep(NamedTuple):
+    """Result of `markov_logits`.
+
+    logits: [B, V_draft] in the dtype of base_logits.
+    prev_embed: [B, r] in the dtype of w1.
+    state: float32 [B, r], what the next step of an rnn head is given; None for the others.
+    """
+
+    logits: torch.Tensor
+    prev_embed: torch.Tensor
+    state: torch.Tensor | None
+
+
+def markov_logits(
+    base_logits: torch.Tensor,
+    anchor: torch.Tensor,
+    w1: torch.Tensor,
+    w2: torch.Tensor,
+    *,
+    head: str = "vanilla",
+    hidden: torch.Tensor | None = None,
+    head_weight: torch.Tensor | None = None,
+    head_bias: torch.Tensor | None = None,
+    state: torch.Tensor | None = None,
+    exact: bool = False,
+) -> DraftStep:
+    """The logits of one draft, as `markov_sample` has them: for loops that change them before the
+    draw, or whose vocabulary is spread over processes.
+
+    Args:
+        base_logits: [B, V_draft], of this draft; the logits of a column depend on that column of
+            base_logits and that row of w2 alone, so both may be a part of the vocabulary.
+        anchor: int64 [B], the token before this draft.
+        w1, w2, head, head_weight, head_bias, exact: as in `markov_sample`.
+        hidden: [B, d], of this draft.
+        state: float32 [B, r], of an rnn head, from the step before; None: zeros, before x_1.
+
+    CPU only. Raises RuntimeError as `markov_sample` does.
+
+    Source: DSpark paper section 3.1; DeepSpec markov_head.py.
+    """
+    logits, prev_embed, next_state = torch.ops.dspark_ext.markov_logits(
+        base_logits.unsqueeze(1),
+        anchor.to(torch.int64),
+        w1,
+        w2,
+        head,
+        None if hidden is None else hidden.unsqueeze(1),
+        head_weight,
+        head_bias,
+        state,
+        exact,
+    )
+    return DraftStep(
+        logits.squeeze(1), prev_embed.squeeze(1), next_state if head == "rnn" else None
+    )
+
+
+def row_statistics(logits: torch.Tensor, temperature: torch.Tensor | float) -> RowStatistics:
+    """Statistics of rows on their own, by the arithmetic of `markov_sample`.
+
+    Args:
+        logits: [N, V] float32, bfloat16 or float16.
+        temperature: float32 [N] or a number, >= 0; 0: greedy, no sums.
+
+    Returns `RowStatistics` of [N] and [N, tiles]. Of a part of a vocabulary that begins at a
+    multiple of 4096, they are that part of the statistics of the whole. CPU only. Raises
+    RuntimeError for shapes, dtypes, negative or non-finite temperatures.
+
+    Source: docs/numerics.md, sections 1 to 3.
+    """
+    heat = _per_request(temperature, logits.shape[0], torch.float32, logits.device)
+    statistics = torch.ops.dspark_ext.row_statistics(logits, heat)
+    return RowStatistics(heat + 0.0, *statistics)
+
+
+def draw_shard(
+    logits: torch.Tensor,
+    first_tile: int,
+    statistics: RowStatistics,
+    *,
+    seeds: torch.Tensor | int,
+    positions: torch.Tensor | int,
+    slot: int,
+) -> torch.Tensor:
+    """int64 [N]: the draw from rows of which only some tiles are here; -1 where the tile that is
+    drawn from is elsewhere. The largest over all processes is the draw of the whole row, to the
+    bit: every process finds the same tile, its holder finds the entry.
+
+    Args:
+        logits: [N, width], tiles first_tile, first_tile + 1, ... of the rows, whole ones but for
+            the last of the row. width 0: none of them is here.
+        first_tile: of the rows' tiles of 4096 entries.
+        statistics: of the whole rows, [N] and [N, tiles].
+        seeds, positions: int64 [N] or an int; the token to draw. Stream DRAFT.
+        slot: place of the token in its block, 0 for x_1.
+
+    A row without an entry above -inf gives 0. CPU only. Raises RuntimeError for shapes and dtypes
+    and for tiles that are not whole.
+
+    Source: docs/numerics.md, section 6.
+    """
+    rows, device = logits.shape[0], logits.device
+    return torch.ops.dspark_ext.draw_shard(
+        logits,
+        first_tile,
+        statistics.tile_max,
+        statistics.tile_sum,
+        statistics.temperature,
+        _per_request(seeds, rows, torch.int64, device),
+        _per_request(positions, rows, torch.int64, device),
+        slot,
+    )
 
 
 def confidence(

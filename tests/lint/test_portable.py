@@ -17,7 +17,7 @@ FAST_MATH = re.compile(
 )
 
 
-BACKEND_FILE = re.compile(r"^(cpu|op)\b|^checks\.h$|^cpu_")  # of one backend, or host code
+BACKEND_FILE = re.compile(r"^(cpu|op)(\b|_)|^checks\.h$")  # of one backend, or host code
 
 
 def portable_headers():

@@ -19,6 +19,7 @@ ENTRIES = {"accumulate_stats": "AcceptanceStats"}
 # Of Schedule and VerifyBatch, which stand for their tensors in the Python entries.
 SCHEDULE_FIELDS = {"verify_lens", "query_start_loc", "num_rows", "num_drafts", "rows_per_request"}
 PLAN_FIELDS = {"sorted", "inverse"}  # of DispatchPlan, likewise
+STATISTICS_FIELDS = {"temperature", "tile_max", "tile_sum"}  # of RowStatistics, likewise
 MUTATING = {"accumulate_stats", "rope_store"}  # besides the `.out` overloads
 
 OPERATORS = sorted(
@@ -97,7 +98,7 @@ def test_python_entry_names_the_tensors_of_the_schema(name):
     entry = python_entry(name)
     arguments = [a.name for a in overload(name)._schema.arguments]
     parameters = inspect.signature(entry).parameters
-    known = set(parameters) | SCHEDULE_FIELDS | PLAN_FIELDS
+    known = set(parameters) | SCHEDULE_FIELDS | PLAN_FIELDS | STATISTICS_FIELDS
     assert set(arguments) & set(parameters), f"{name}: no common name"
     strangers = [a for a in arguments if a not in known]
     allowed = {"num_emitted", "last_token", "vocab_size", "threshold", "block_size"}

@@ -150,6 +150,13 @@ DSPARK_DEVICE void store_entries(const Entries& entries, float* weights) {
     for (int i = 0; i < kTile; i += FloatVector::kWidth) store(weights + i, entries(i));
 }
 
+// The entry of the chosen tile, of `count` entries in buffers.weights, that v falls on.
+DSPARK_DEVICE int64_t draw_in_choice(const TileChoice& choice, double v, int count,
+                                     const DrawBuffers& buffers) {
+    const double ratio = (v - choice.before) / buffers.totals[choice.tile];
+    return static_cast<int64_t>(choice.tile) * kTile + draw_in_tile(buffers.weights, count, ratio);
+}
+
 // A draw among tiles of buffers.totals; fill(t) stores the entries of tile t in buffers.weights. -1
 // if there is no mass.
 template <class Fill>
@@ -158,9 +165,7 @@ DSPARK_DEVICE int64_t draw_tiles(const Law& law, double u, DrawBuffers& buffers,
     const TileChoice choice = choose_tile(buffers.totals, num_tiles(law.vocab), v);
     if (choice.tile < 0) return -1;
     fill(choice.tile);
-    const double ratio = (v - choice.before) / buffers.totals[choice.tile];
-    const int count = tile_size(law.vocab, choice.tile);
-    return static_cast<int64_t>(choice.tile) * kTile + draw_in_tile(buffers.weights, count, ratio);
+    return draw_in_choice(choice, v, tile_size(law.vocab, choice.tile), buffers);
 }
 
 // A draw from the law; 0 if it is empty, the argmax if it is greedy.

@@ -69,6 +69,38 @@ struct MarkovArgs {
     Global<uint8_t> tile_nan;       // [B, n, tiles] whether the tile holds a NaN
 };
 
+// Rows of logits on their own.
+struct RowStatisticsArgs {
+    Global<const void> logits;        // [rows, vocab] of logits_type
+    Global<const float> temperature;  // [rows]
+    FloatType logits_type;
+    int64_t rows;
+    int64_t vocab;
+    int64_t tiles;
+    // outputs, as in MarkovArgs
+    Global<float> tile_max;    // [rows, tiles]
+    Global<float> tile_sum;    // [rows, tiles]
+    Global<uint8_t> tile_nan;  // [rows, tiles]
+};
+
+// A draw from rows of which this process holds some tiles.
+struct DrawShardArgs {
+    Global<const void> logits;        // [rows, width] of logits_type: whole tiles of the rows
+    Global<const float> tile_max;     // [rows, tiles] of the whole rows
+    Global<const float> tile_sum;     // [rows, tiles]
+    Global<const float> temperature;  // [rows]
+    Global<const int64_t> seeds;      // [rows]
+    Global<const int64_t> positions;  // [rows] of the token to draw
+    FloatType logits_type;
+    int64_t rows;
+    int64_t width;
+    int64_t first_tile;  // of the tiles held
+    int64_t tiles;       // of a whole row
+    int32_t slot;        // of the token in its block
+    // output
+    Global<int64_t> token_ids;  // [rows]; -1 where another process holds the tile drawn
+};
+
 struct ConfidenceArgs {
     Global<const void> hidden;         // [rows, hidden_size] of hidden_type
     Global<const void> prev_embed;     // [rows, rank] of embed_type

@@ -62,10 +62,15 @@ inline int64_t round_up(int64_t size, int64_t unit) {
 
 // ---- markov_sample ------------------------------------------------------------------------------
 
-struct MarkovInputs {
+// What the logits of a block come from.
+struct MarkovModel {
     const Tensor base_logits, anchor, w1, w2;
     const std::string& head;
     const OptionalTensor hidden, head_weight, head_bias;
+};
+
+struct MarkovInputs {
+    const MarkovModel model;
     const std::string& method;
     const Tensor temperature, seeds, positions;
     const OptionalTensor d2t;
@@ -73,11 +78,11 @@ struct MarkovInputs {
     bool exact;
 };
 
-inline MarkovHead parse_head(const std::string& head) {
+inline MarkovHead parse_head(const Call& call, const std::string& head) {
     if (head == "vanilla") return MarkovHead::kVanilla;
     if (head == "gated") return MarkovHead::kGated;
     if (head == "rnn") return MarkovHead::kRnn;
-    fail("markov_sample", "head", "expected vanilla, gated or rnn, got " + head);
+    fail(call.op, "head", "expected vanilla, gated or rnn, got " + head);
 }
 
 inline bool parse_greedy(const std::string& method) {
@@ -111,7 +116,7 @@ inline void check_row_temperatures(const Call& call, const float* temperature, i
 }
 
 // What a head reads besides the embedding of the previous token.
-inline void check_head(const Call& call, const MarkovInputs& in, MarkovArgs& args) {
+inline void check_head(const Call& call, const MarkovModel& in, MarkovArgs& args) {
     const OptionalTensor* parts[] = {&in.hidden, &in.head_weight, &in.head_bias};
     const char* names[] = {"hidden", "head_weight", "head_bias"};
     if (args.head == MarkovHead::kVanilla) {
@@ -148,12 +153,10 @@ inline void check_sizes(const Call& call, const MarkovInputs& in, MarkovArgs& ar
     args.tiles = DSPARK_ISA::num_tiles(args.vocab);
 }
 
-// Checks the inputs against each other.
-inline MarkovArgs check_markov(const Call& call, const MarkovInputs& in) {
+// Checks the parts of the model against each other.
+inline MarkovArgs check_model(const Call& call, const MarkovModel& in) {
     MarkovArgs args = {};
-    args.head = parse_head(in.head);
-    args.greedy = parse_greedy(in.method);
-    args.exact = in.exact;
+    args.head = parse_head(call, in.head);
     args.base_logits =
         call.floats("base_logits", in.base_logits, {{"B"}, {"K"}, {"V_draft"}}, args.logits_type);
     args.batch = in.base_logits.size(0);
@@ -165,10 +168,18 @@ inline MarkovArgs check_markov(const Call& call, const MarkovInputs& in) {
     args.padded_rank = round_up(args.rank, kBiasLanes);
     args.w2 =
         call.floats("w2", in.w2, {{"V_draft", args.draft_vocab}, {"r", args.rank}}, args.w2_type);
-    check_sizes(call, in, args);
+    args.anchor = call.vector<int64_t>("anchor", in.anchor, ScalarType::Long, {"B", args.batch});
     check_head(call, in, args);
+    return args;
+}
+
+// Checks the inputs against each other.
+inline MarkovArgs check_markov(const Call& call, const MarkovInputs& in) {
+    MarkovArgs args = check_model(call, in.model);
+    args.greedy = parse_greedy(in.method);
+    args.exact = in.exact;
+    check_sizes(call, in, args);
     const host::Dim batch = {"B", args.batch};
-    args.anchor = call.vector<int64_t>("anchor", in.anchor, ScalarType::Long, batch);
     const auto* temperature =
         call.vector<float>("temperature", in.temperature, ScalarType::Float, batch);
     args.temperature = temperature;

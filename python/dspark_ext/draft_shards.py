@@ -1,0 +1,266 @@
+"""Markov block sampling with the vocabulary spread over processes (tensor parallel).
+
+Every process holds some rows of w2 and the same columns of the base logits, as its part of the
+output matrix makes them. The draw is defined over tiles of 4096 target ids (docs/numerics.md
+sections 3 and 6), so each tile gets one holder:
+
+1. each process computes the logits of its draft ids;
+2. those that belong to a tile held elsewhere are sent there;
+3. each process computes the statistics of its tiles, 9 bytes each, and all are gathered;
+4. every process finds the same tile, its holder draws the entry, and the largest answer is it.
+
+The ids, the logits and their statistics are those of one process that has everything, to the bit.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from .draft import RowStatistics, draw_shard, markov_logits, row_statistics
+
+__all__ = ["MarkovShards", "ShardedDraftOutput"]
+
+TILE = 4096
+
+
+class ShardedDraftOutput(NamedTuple):
+    """Result of `MarkovShards.markov_sample`; the same on every process but for `logits`.
+
+    token_ids: int64 [B, n], x_1..x_n, target ids.
+    logits: [B, n, width], columns `MarkovShards.first .. first + width - 1` of the logits kept.
+    prev_embed: [B, n, r] in the dtype of w1.
+    statistics: `RowStatistics` of the whole rows.
+    """
+
+    token_ids: torch.Tensor
+    logits: torch.Tensor
+    prev_embed: torch.Tensor
+    statistics: RowStatistics
+
+
+class MarkovShards:
+    """One process of a group that drafts together.
+
+    Args:
+        group: a torch.distributed process group, None for the default one. Backends that have
+            all_gather, all_reduce and all_to_all for CPU tensors (gloo).
+        shard_size: draft ids of this process. Process 0 has the first draft ids, process 1 the
+            next, and so on; sizes may differ, 0 is allowed.
+        d2t: int64 [shard_size], this process's part of the offsets from draft to target ids; None:
+            equal. All processes give one, or none does.
+        vocab_size: V, target ids; default: the number of draft ids. Needed with d2t.
+
+    Attributes: first, width: the target ids whose logits this process keeps. Without d2t it keeps
+    the tiles that begin among its own ids; with d2t every process keeps about as many tiles.
+
+    Collective: every process of the group constructs it, and calls `markov_sample`, at once and
+    with equal arguments (those that are not parts).
+
+    Raises RuntimeError for target ids that collide or lie outside [0, V).
+    """
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup | None = None,
+        *,
+        shard_size: int,
+        d2t: torch.Tensor | None = None,
+        vocab_size: int | None = None,
+    ):
+        self.group = group
+        self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
+        self.shard_size = shard_size
+        sizes = self._gather(torch.tensor([shard_size])).flatten().tolist()
+        start = sum(sizes[: self.rank])
+        if vocab_size is None:
+            if d2t is not None:
+                _fail("vocab_size", "d2t does not tell how many target ids there are, expected V")
+            vocab_size = sum(sizes)
+        ids = torch.arange(start, start + shard_size)
+        if d2t is not None:
+            if list(d2t.shape) != [shard_size]:
+                _fail("d2t", f"expected shape [{shard_size}], got {list(d2t.shape)}")
+            ids = ids + d2t.to(torch.int64)
+        self.vocab_size = vocab_size
+        self.tiles = -(-vocab_size // TILE)
+        self._check_ids(ids, sizes)
+        begins = [sum(sizes[:r]) for r in range(self.world + 1)]
+        if d2t is None:
+            tile_bounds = [min(-(-begin // TILE), self.tiles) for begin in begins]
+            tile_bounds[-1] = self.tiles
+        else:
+            tile_bounds = [r * self.tiles // self.world for r in range(self.world + 1)]
+        bounds = [min(tile * TILE, vocab_size) for tile in tile_bounds]
+        self.tile_counts = [b - a for a, b in zip(tile_bounds, tile_bounds[1:], strict=False)]
+        self.first_tile = tile_bounds[self.rank]
+        self.first = bounds[self.rank]
+        self.width = bounds[self.rank + 1] - self.first
+        self._plan_exchange(ids, torch.tensor(bounds[1:]))
+
+    def _check_ids(self, ids: torch.Tensor, sizes: list[int]) -> None:
+        everyone = self._gather_ragged(ids, sizes)
+        bad = everyone[(everyone < 0) | (everyone >= self.vocab_size)]
+        if len(bad):
+            _fail("d2t", f"expected target ids in [0, {self.vocab_size}), got {int(bad[0])}")
+        if everyone.unique().numel() != everyone.numel():
+            _fail("d2t", "expected distinct target ids over all processes")
+
+    def _plan_exchange(self, ids: torch.Tensor, ends: torch.Tensor) -> None:
+        """What goes where, the same at every step: holders of the ids, and where they lie there."""
+        holder = torch.bucketize(ids, ends, right=True)
+        order = holder.argsort(stable=True)
+        self._order = None if bool((order == torch.arange(len(order))).all()) else order
+        self._send = torch.bincount(holder, minlength=self.world).tolist()
+        counts = self._gather(torch.tensor(self._send))
+        self._receive = counts[:, self.rank].tolist()
+        self._is_local = bool((counts == torch.diag(counts.diagonal())).all())
+        arrived = torch.empty(sum(self._receive), dtype=torch.int64)
+        dist.all_to_all_single(arrived, ids[order], self._receive, self._send, group=self.group)
+        columns = arrived - self.first
+        in_place = len(columns) == self.width and bool((columns == torch.arange(self.width)).all())
+        self._columns = None if in_place else columns
+
+    def markov_sample(
+        self,
+        base_logits: torch.Tensor,
+        anchor: torch.Tensor,
+        w1: torch.Tensor,
+        w2: torch.Tensor,
+        *,
+        head: str = "vanilla",
+        hidden: torch.Tensor | None = None,
+        head_weight: torch.Tensor | None = None,
+        head_bias: torch.Tensor | None = None,
+        method: str = "probabilistic",
+        temperature: torch.Tensor | float,
+        seeds: torch.Tensor | int,
+        positions: torch.Tensor | int,
+        num_drafts: int | None = None,
+    ) -> ShardedDraftOutput:
+        """`dspark_ext.draft.markov_sample` over the whole vocabulary, exact path.
+
+        Args:
+            base_logits: [B, K, shard_size], this process's columns.
+            w2: [shard_size, r], this process's rows.
+            w1: [V, r], all of it; and everything else as in `dspark_ext.draft.markov_sample`.
+
+        Raises RuntimeError for the same reasons, on every process that sees them.
+        """
+        if base_logits.dim() != 3 or base_logits.shape[2] != self.shard_size:
+            _fail(
+                "base_logits",
+                f"expected shape [B, K, {self.shard_size}], got {list(base_logits.shape)}",
+            )
+        if method not in ("probabilistic", "greedy"):
+            _fail("method", f"expected probabilistic or greedy, got {method}")
+        batch, steps = base_logits.shape[:2]
+        steps = steps if num_drafts is None else num_drafts
+        if not 0 <= steps <= base_logits.shape[1]:
+            _fail("num_drafts", f"expected 0 to K={base_logits.shape[1]}, got {steps}")
+        heat = torch.as_tensor(temperature, dtype=torch.float32).expand(batch)
+        heat = torch.zeros(batch) if method == "greedy" else heat.contiguous()
+        positions = torch.as_tensor(positions, dtype=torch.int64).expand(batch).contiguous()
+        ids = torch.empty(batch, steps, dtype=torch.int64)
+        logits = base_logits.new_empty(batch, steps, self.width)
+        embeds = w1.new_empty(batch, steps, w1.shape[1])
+        statistics = _empty_statistics(batch, steps, self.tiles)
+        previous, state = anchor.to(torch.int64), None
+        for k in range(steps if batch else 0):
+            step = markov_logits(
+                base_logits[:, k],
+                previous,
+                w1,
+                w2,
+                head=head,
+                hidden=None if hidden is None else hidden[:, k],
+                head_weight=head_weight,
+                head_bias=head_bias,
+                state=state,
+                exact=True,
+            )
+            rows, state = self.to_holders(step.logits), step.state
+            whole = self.gather_statistics(row_statistics(rows, heat))
+            previous = self.draw(rows, whole, seeds=seeds, positions=positions + k, slot=k)
+            ids[:, k], logits[:, k], embeds[:, k] = previous, rows, step.prev_embed
+            for kept, now in zip(statistics, whole, strict=True):
+                kept[:, k] = now
+        return ShardedDraftOutput(ids, logits, embeds, statistics)
+
+    # The steps of it, for loops of one's own.
+
+    def to_holders(self, logits: torch.Tensor) -> torch.Tensor:
+        """[B, width]: the columns this process keeps, from everybody's [B, shard_size] logits.
+        -inf where no draft id maps to."""
+        rows = logits if self._order is None else logits[:, self._order]
+        if not self._is_local:
+            rows = self._exchange(rows)
+        if self._columns is None:
+            return rows
+        kept = logits.new_full((len(logits), self.width), -torch.inf)
+        kept[:, self._columns] = rows
+        return kept
+
+    def gather_statistics(self, mine: RowStatistics) -> RowStatistics:
+        """Statistics of the whole rows [B, tiles] from those of everybody's tiles."""
+
+        def whole(part: torch.Tensor) -> torch.Tensor:
+            by_tile = part.T.contiguous()
+            return self._gather_ragged(by_tile, self.tile_counts).T.contiguous()
+
+        return RowStatistics(mine.temperature, *(whole(part) for part in mine[1:]))
+
+    def draw(
+        self,
+        logits: torch.Tensor,
+        statistics: RowStatistics,
+        *,
+        seeds: torch.Tensor | int,
+        positions: torch.Tensor | int,
+        slot: int,
+    ) -> torch.Tensor:
+        """int64 [B]: one draw per row, the same on every process. `logits` [B, width] are kept
+        here, `statistics` are of the whole rows."""
+        ids = draw_shard(
+            logits, self.first_tile, statistics, seeds=seeds, positions=positions, slot=slot
+        )
+        dist.all_reduce(ids, dist.ReduceOp.MAX, group=self.group)
+        return ids
+
+    # Collectives, on bytes where a backend may not know the dtype.
+
+    def _exchange(self, rows: torch.Tensor) -> torch.Tensor:
+        batch, size = rows.shape[0], rows.element_size()
+        if batch == 0:
+            return rows.new_empty(0, sum(self._receive))
+        by_column = rows.T.contiguous().view(torch.uint8)  # [columns, batch * size]
+        arrived = torch.empty(sum(self._receive), batch * size, dtype=torch.uint8)
+        dist.all_to_all_single(arrived, by_column, self._receive, self._send, group=self.group)
+        return arrived.view(rows.dtype).T.contiguous()
+
+    def _gather(self, part: torch.Tensor) -> torch.Tensor:
+        parts = [torch.empty_like(part) for _ in range(self.world)]
+        dist.all_gather(parts, part, group=self.group)
+        return torch.stack(parts)
+
+    def _gather_ragged(self, part: torch.Tensor, sizes: list[int]) -> torch.Tensor:
+        """Parts of different first sizes, one after the other; padded to the largest on the way."""
+        padded = part.new_zeros(max(sizes), *part.shape[1:])
+        padded[: len(part)] = part
+        parts = self._gather(padded)
+        return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
+
+
+def _fail(argument: str, message: str) -> None:
+    raise RuntimeError(f"dspark_ext.MarkovShards: {argument}: {message}")
+
+
+def _empty_statistics(batch: int, steps: int, tiles: int) -> RowStatistics:
+    return RowStatistics(
+        torch.empty(batch, steps),
+        torch.empty(batch, steps, tiles),
+        torch.empty(batch, steps, tiles),
+        torch.empty(batch, steps, tiles, dtype=torch.uint8),
+    )
