@@ -326,13 +326,15 @@ def test_float32_scales_are_kept(tmp_path):
     assert torch.equal(loaded.combine(x), head.combine(x))
 
 
-def test_the_demos_head_is_known_by_its_header():
+def test_the_demos_head_is_known_by_its_header(tmp_path):
     from dspark_ext.draft_head.compact import CompactDraftHead
 
     file = pathlib.Path(__file__).parents[1] / "fixtures/tiny_drafter.safetensors"
     loaded = load_draft_head(file, dtype=torch.float32)
     assert type(loaded) is CompactDraftHead
     assert_same_state(loaded, CompactDraftHead.load(file))
+    (tmp_path / "drafter.safetensors").write_bytes(file.read_bytes())
+    assert_same_state(load_draft_head(tmp_path, dtype=torch.float32), loaded)
 
 
 def test_writing_needs_an_empty_place_and_data(tmp_path):

@@ -132,6 +132,14 @@ def test_builds_on_the_meta_device():
         assert layer(torch.empty(3, 64, device="meta")).shape == (3, 32)
 
 
+@pytest.mark.parametrize("format", ["fp8_e4m3", "mxfp4"])
+def test_compiles_into_one_graph(format):
+    layer = filled(format)
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    x = torch.randn(3, 70)
+    assert torch.equal(compiled(x), layer(x))
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

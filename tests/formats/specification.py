@@ -1,5 +1,7 @@
 """The number formats in exact arithmetic, written from their definitions (OCP MX 1.0, FNUZ)."""
 
+import bisect
+import functools
 from fractions import Fraction
 
 import numpy as np
@@ -36,6 +38,7 @@ def as_float(format, code):
     return -float(magnitude) if negative else float(magnitude)
 
 
+@functools.cache
 def positive_codes(format):
     """(code, magnitude) of all numbers with a clear sign bit, ascending."""
     top = 1 << (BITS[format] - 1)
@@ -54,7 +57,9 @@ def nearest_code(format, x):
         code = codes[-1][0]
     else:
         exact = Fraction(abs(float(x)))
-        code = min(codes, key=lambda item: (abs(item[1] - exact), item[0] % 2))[0]
+        above = bisect.bisect_right(codes, exact, key=lambda item: item[1])
+        neighbours = codes[above - 1 : above + 1]
+        code = min(neighbours, key=lambda item: (abs(item[1] - exact), item[0] % 2))[0]
     if format == "fp8_e4m3fnuz" and code == 0:
         return 0
     return code | top if negative else code

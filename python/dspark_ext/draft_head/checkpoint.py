@@ -64,7 +64,7 @@ def load_draft_head(
 
     files = CheckpointFiles(path)
     if files.metadata.get("format") == FORMAT:
-        head = CompactDraftHead.load(files.path, dtype).to(device)
+        head = CompactDraftHead.load(files.file, dtype).to(device)
         if target is not None:
             head.bind_target(*target)
         return head

@@ -61,6 +61,7 @@ class CheckpointFiles:
     any one safetensors file.
 
     names   of all tensors, by the index or by the one file; nothing else has been opened
+    file    the one file, or None if there are shards
     config  the parsed config.json beside the file or in the directory, or None
     """
 
@@ -68,20 +69,21 @@ class CheckpointFiles:
         self.path = Path(path)
         findings = Findings(self.path)
         self._shards: dict[str, Path] | None = None  # name -> file, as the index has it
-        self.metadata: dict[str, str] = {}
+        self.file: Path | None = None
+        self.metadata: dict[str, str] = {}  # in the header of the file opened last
         if self.path.is_dir():
             directory = self.path
             if (directory / INDEX).is_file():
                 self._shards = _read_index(directory, findings)
             else:
-                self._file = _only_file(directory, findings)
+                self.file = _only_file(directory, findings)
         elif self.path.is_file():
-            directory, self._file = self.path.parent, self.path
+            directory, self.file = self.path.parent, self.path
         else:
             findings.add("missing files", f"{self.path} is no file and no directory")
         findings.raise_if_any()
         if self._shards is None:
-            self.names = sorted(self._header(self._file, findings))
+            self.names = sorted(self._header(self.file, findings))
         else:
             self.names = sorted(self._shards)
         self.config = _read_config(directory / CONFIG, findings)
@@ -90,7 +92,7 @@ class CheckpointFiles:
     def entries(self, wanted: Callable[[str], bool], findings: Findings) -> dict[str, Entry]:
         """Descriptions of the wanted tensors; only the files that hold one of them are opened."""
         if self._shards is None:
-            header = self._header(self._file, findings)
+            header = self._header(self.file, findings)
             return {name: entry for name, entry in header.items() if wanted(name)}
         promised = {name: file for name, file in self._shards.items() if wanted(name)}
         found: dict[str, Entry] = {}
