@@ -1,6 +1,7 @@
 """Mixture of experts: routing, dispatch and the expert layer, with their parallel forms."""
 
 from .dispatch import combine, permute
+from .expert_parallel import Dispatched, ExpertParallel
 from .plan import DispatchPlan, PlanCapacity, plan, plan_capacity
 from .route import DEAD_ROW, EMPTY_ROW, INVALID_ID, NAN_ROW, Routing, route
 
@@ -10,6 +11,8 @@ __all__ = [
     "INVALID_ID",
     "NAN_ROW",
     "DispatchPlan",
+    "Dispatched",
+    "ExpertParallel",
     "PlanCapacity",
     "Routing",
     "combine",
