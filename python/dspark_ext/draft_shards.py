@@ -77,7 +77,9 @@ class MarkovShards:
         start = sum(sizes[: self.rank])
         if vocab_size is None:
             if d2t is not None:
-                _fail("vocab_size", "d2t does not tell how many target ids there are, expected V")
+                _fail(
+                    "vocab_size", "d2t does not tell the number of target ids: expected V, got None"
+                )
             vocab_size = sum(sizes)
         ids = torch.arange(start, start + shard_size)
         if d2t is not None:

@@ -168,10 +168,11 @@ REDUCED = head(2, 3, 20, 4, target=30)
 def test_errors_name_operator_and_argument(changes, word):
     arguments = hostile(**changes)
     positional = [arguments.pop(name) for name in ("base_logits", "anchor", "w1", "w2")]
-    with pytest.raises((RuntimeError, ValueError, NotImplementedError)) as error:
+    with pytest.raises(RuntimeError) as error:
         draft.markov_sample(*positional, **arguments)
     message = str(error.value)
-    assert "dspark_ext.markov_sample" in message
+    assert "dspark_ext.markov_sample: " in message
+    assert "expected" in message and "got" in message, message
     assert any(part in message for part in word.split("|")), message
 
 

@@ -121,12 +121,14 @@ inline void check_head(const Call& call, const MarkovModel& in, MarkovArgs& args
     const char* names[] = {"hidden", "head_weight", "head_bias"};
     if (args.head == MarkovHead::kVanilla) {
         for (int i = 0; i < 3; ++i) {
-            if (*parts[i]) fail(call.op, names[i], "head vanilla reads none, expected None");
+            if (*parts[i])
+                fail(call.op, names[i], "head vanilla reads none: expected None, got a tensor");
         }
         return;
     }
     for (int i = 0; i < 2; ++i) {
-        if (!*parts[i]) fail(call.op, names[i], "head " + in.head + " needs it, got None");
+        if (!*parts[i])
+            fail(call.op, names[i], "head " + in.head + " needs it: expected a tensor, got None");
     }
     args.hidden =
         call.floats("hidden", *in.hidden, {{"B", args.batch}, {"K", args.num_positions}, {"d"}},

@@ -36,7 +36,8 @@ std::tuple<Tensor, Tensor, Tensor> markov_logits(const Tensor& base_logits, cons
     args.vocab = args.draft_vocab;
     const bool is_rnn = args.head == MarkovHead::kRnn;
     const OptionalTensor given = dense(state);
-    if (given && !is_rnn) fail(op.op, "state", "only head rnn has one, expected None");
+    if (given && !is_rnn)
+        fail(op.op, "state", "only head rnn has one: expected None, got a tensor");
     if (given) {
         Arg(op.op, "state", *given)
             .on_device_of(base_logits)
