@@ -42,6 +42,15 @@ def test_v4_takes_the_experts_of_the_target():
     assert config.dense_format == config.expert_format == "bf16"
 
 
+def test_v4_as_transformers_writes_it():
+    rope = {
+        "main": {"rope_type": "default", "rope_theta": 5000.0, "partial_rotary_factor": 0.125},
+        "compress": {"rope_type": "yarn", "rope_theta": 160000.0, "partial_rotary_factor": 0.125},
+    }
+    config = read_config(changed(V4, rope_parameters=rope, rope_theta=..., qk_rope_head_dim=...))
+    assert config.rope_theta == 5000.0 and config.qk_rope_head_dim == 64
+
+
 def test_gemma4_uses_its_global_heads():
     config = read_config(GEMMA4)
     assert (config.head_dim, config.num_key_value_heads) == (512, 1)

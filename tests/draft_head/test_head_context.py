@@ -6,6 +6,7 @@ import draft_heads
 import pytest
 import torch
 
+from dspark_ext import draft_head
 from dspark_ext.draft_head import ContextState
 
 CONFIGS = {name: draft_heads.CONFIGS[name] for name in ("v41", "v4", "qwen3", "gemma4-k=v")}
@@ -56,6 +57,14 @@ def test_ragged_batches_in_any_order(head):
         torch.testing.assert_close(together[request : request + 1], one, **CLOSE)
     backwards = draft_heads.hidden(head, [11] * 3, counts[::-1], slots[::-1])
     torch.testing.assert_close(backwards.flip(0), together, **CLOSE)
+
+
+def test_a_chunk_longer_than_the_ring_in_reverse(head):
+    count = 3 * LONG - 20
+    backwards = torch.arange(count - 1, -1, -1)
+    rows_back = draft_heads.features(head.config, count, seed=1)[backwards]
+    head.append(rows_back, backwards, torch.full_like(backwards, 3))
+    torch.testing.assert_close(rows(head, 3, count), alone(head.config, count, 1), **CLOSE)
 
 
 def test_the_same_calls_give_the_same_bits(head):
@@ -202,6 +211,25 @@ def test_features_of_another_width_are_refused(head):
         head.append(torch.zeros(1, 3), torch.tensor([0]), torch.tensor([0]))
 
 
+@pytest.mark.parametrize("name", ["qwen3", "qwen3-1+K", "qwen3-reduced", "gemma4"])
+def test_dense_heads_read_no_device_value(name):
+    """On the meta device, which has no values to read."""
+    config = draft_heads.CONFIGS[name]
+    head = draft_head.make_draft_head(config, dtype=torch.bfloat16, device="meta")
+    with torch.device("meta"):
+        size = (config.vocab_size, config.hidden_size)
+        head.bind_target(torch.empty(size), torch.empty(size))
+        head.allocate_context(4, 30)
+        rows = torch.zeros(6, dtype=torch.int64)
+        head.append(torch.empty(6, config.num_features), rows, rows)
+        made = head.draft(
+            rows[:3], rows[:3], rows[:3], temperature=torch.ones(3), seeds=rows[:3], num_drafts=7
+        )
+    assert made.token_ids.shape == (3, 7) and made.logits.shape == (3, 7, config.vocab_size)
+    with pytest.raises(NotImplementedError):
+        head.truncate(rows[:1], rows[:1])
+
+
 # --- hand-over ---
 
 
@@ -231,6 +259,15 @@ def test_a_windowed_state_is_as_long_as_the_window():
     state = hand_over(head, LONG)
     assert state.positions.tolist() == list(range(LONG - head.config.window, LONG))
     assert state.tensors["kv"].shape == (3, 6, 12) and state.length == LONG
+
+
+def test_an_import_leaves_nothing_of_who_was_there():
+    """Rolling back behind the imported window fails instead of finding the other's positions."""
+    head = draft_heads.make(CONFIGS["v41"])
+    draft_heads.fill(head, 0, LONG - 1, seed=7)
+    head.import_state(0, hand_over(head, LONG))
+    with pytest.raises(ValueError, match="has given up 10..10"):
+        head.truncate(torch.tensor([0]), torch.tensor([LONG - 1]))
 
 
 def broken(state, **changes):

@@ -8,6 +8,8 @@ from dspark_ext.reference import draft_head as reference
 
 CONFIGS = {
     **draft_heads.CONFIGS,
+    "v41-2-passes": draft_heads.deepseek("deepseek_v41", hc_sinkhorn_iters=2),
+    "v41-1-pass": draft_heads.deepseek("deepseek_v41", hc_sinkhorn_iters=1),
     "qwen3-gated": draft_heads.dense("qwen3", markov_head_type="gated"),
     "qwen3-rnn": draft_heads.dense("qwen3", markov_head_type="rnn"),
 }

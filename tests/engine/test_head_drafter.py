@@ -89,3 +89,13 @@ def test_a_head_without_confidences_counts_every_draft_as_certain(tiny_pair, pro
     engine = DSparkEngine(target, HeadDrafter.for_target(draft_heads.make(config), target))
     events = list(engine.stream(prompts[:1], SamplingParams(max_new_tokens=4, seed=1)))
     assert events[0].confidences == [1.0] * 3  # of the drafts there was room for
+
+
+@pytest.mark.filterwarnings("ignore:.*flat:UserWarning")
+def test_the_engine_times_a_head(tiny_pair, prompts):
+    engine = serve(tiny_pair, "v41", schedule="early_stop")
+    assert engine.cost_table.request_seconds is not None
+    params = SamplingParams(temperature=0.0, max_new_tokens=8)
+    drafted = engine.generate(prompts, params)
+    plain = engine.generate(prompts, params, speculative=False)
+    assert [o.token_ids for o in drafted.outputs] == [o.token_ids for o in plain.outputs]

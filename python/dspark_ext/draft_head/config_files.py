@@ -109,6 +109,13 @@ def _read_deepseek(values: dict[str, Any], flavour: str) -> DeepSeekDraftConfig:
         if values.get(key) is None and target_key in values:
             values[key] = values[target_key]
     _check_fixed(values, _DEEPSEEK_FIXED, findings)
+    # transformers' form: the draft's layers have the unscaled embedding, "main".
+    rope = (values.get("rope_parameters") or {}).get("main") or {}
+    values["rope_theta"] = rope.get("rope_theta", values.get("rope_theta"))
+    if "qk_rope_head_dim" not in values and "partial_rotary_factor" in rope:
+        values["qk_rope_head_dim"] = round(
+            rope["partial_rotary_factor"] * values.get("head_dim", 0)
+        )
     quantization = values.get("quantization_config") or {}
     if quantization.get("quant_method") == "fp8":
         values.setdefault("dense_format", "fp8_e4m3")

@@ -69,7 +69,7 @@ class DraftContext(nn.Module):
         self.window, self.max_requests, self.max_len = window, max_requests, max_len
         self.capacity = max_len if window is None else min(max_len, window + max_rollback)
         self.dtype = dtype
-        # One slot more than requests: padding rows land there, and its positions stay -1.
+        # One slot more than requests: padding rows land there, and its length stays 0.
         self._padding = max_requests
         shape = (max_requests + 1, self.capacity)
         for name, entry in self.entries.items():
@@ -109,7 +109,7 @@ class DraftContext(nn.Module):
         column = positions.remainder(self.capacity)
         for name in self.entries:
             getattr(self, name)[:, slots, column] = rows[name].to(self.dtype)
-        self.held[slots, column] = torch.where(kept, positions, -1)
+        self.held[slots, column] = positions
         last[self._padding] = -1
         self._ends.copy_(torch.where(last >= 0, last + 1, self._ends))
 
