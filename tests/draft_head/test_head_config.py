@@ -30,7 +30,7 @@ def test_v41_sizes():
     assert (config.dspark_n_routed_experts, config.dspark_num_experts_per_tok) == (128, 3)
     assert (config.dense_format, config.expert_format) == ("fp8_e4m3", "mxfp4")
     assert config.weight_block_size == (32, 32)
-    assert (config.FEATURES, config.num_features) == ("inputs", 15360)
+    assert (config.features_from, config.num_features) == ("inputs", 15360)
     assert output_taps(config) == [36, 37, 38]
     assert config.rms_norm_eps == 1e-20 and config.window == 128 and config.trained_drafts == 5
 
@@ -38,7 +38,7 @@ def test_v41_sizes():
 def test_v4_takes_the_experts_of_the_target():
     config = read_config(V4)
     assert (config.dspark_n_routed_experts, config.dspark_num_experts_per_tok) == (256, 6)
-    assert config.FEATURES == "outputs" and output_taps(config) == [40, 41, 42]
+    assert config.features_from == "outputs" and output_taps(config) == [40, 41, 42]
     assert config.dense_format == config.expert_format == "bf16"
 
 

@@ -16,7 +16,7 @@ from .. import formats
 from .base import DSparkDraftHead
 from .checkpoint_files import CheckpointError, CheckpointFiles, Entry, Findings
 from .config import DEEPSEEK_FLAVOURS, DraftHeadConfig, read_config
-from .config_files import _flatten, recognise
+from .config_files import flatten, recognise
 from .names import TARGET_NAMES, find_ambiguous, own_name, recognise_flavour
 from .quantized import FLOAT_DTYPES, QuantizedLinear
 
@@ -139,7 +139,7 @@ def _check_counts(config: DraftHeadConfig, found: int, findings: Findings) -> No
 
 def _flavour(values: Mapping[str, Any], by_names: str | None) -> str:
     try:
-        return recognise(_flatten(values))
+        return recognise(flatten(values))
     except ValueError:
         if by_names is None:
             raise

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 DEEPSEEK_FLAVOURS = ("deepseek_v41", "deepseek_v4")
 DENSE_FLAVOURS = ("qwen3", "gemma4")
@@ -34,6 +34,11 @@ class DraftHeadConfig:
     sample_from_anchor  True: the K inputs are [x_0, mask x (K-1)] and row k-1 proposes x_k; False:
                         1+K inputs, and the mask at the position of x_k proposes it (DFlash and
                         speculators-format checkpoints)
+
+    Uniform names, whatever the checkpoint calls it: num_layers, block_rows (inputs of a block),
+    mask_token, feature_layers (target layers) and features_from ("inputs" or "outputs" of these),
+    markov_rank, markov_head_type, window (context positions before a block, None = all) and
+    draft_vocab_size.
     """
 
     flavour: str
@@ -42,9 +47,6 @@ class DraftHeadConfig:
     rms_norm_eps: float = 1e-6
     rope_theta: float = 10000.0
     sample_from_anchor: bool = True
-
-    # Uniform names over the families; each is a field or a property of the subclass.
-    FEATURES: ClassVar[str]  # "inputs" or "outputs" of the target layers named by `feature_layers`
 
     @property
     def num_features(self) -> int:
@@ -119,7 +121,7 @@ class DeepSeekDraftConfig(DraftHeadConfig):
     weight_block_size: tuple[int, int] | None = None
 
     @property
-    def FEATURES(self) -> str:  # noqa: N802
+    def features_from(self) -> str:
         return "inputs" if self.flavour == "deepseek_v41" else "outputs"
 
     num_layers = property(lambda self: self.num_nextn_predict_layers)
@@ -206,7 +208,7 @@ class DenseDraftConfig(DraftHeadConfig):
     attention_k_eq_v: bool = False
     final_logit_softcapping: float | None = None
 
-    FEATURES = "outputs"
+    features_from = "outputs"
     num_layers = property(lambda self: self.num_hidden_layers)
     block_rows = property(lambda self: self.block_size)
     mask_token = property(lambda self: self.mask_token_id)

@@ -51,7 +51,7 @@ _ACTIVATION = {
 
 def read(values: Mapping[str, Any], flavour: str | None) -> DraftHeadConfig:
     """See `config.read_config`."""
-    values = _flatten(values)
+    values = flatten(values)
     flavour = flavour or recognise(values)
     if flavour not in FLAVOURS:
         raise ConfigError(
@@ -81,7 +81,7 @@ def recognise(values: Mapping[str, Any]) -> str:
     )
 
 
-def _flatten(values: Mapping[str, Any]) -> dict[str, Any]:
+def flatten(values: Mapping[str, Any]) -> dict[str, Any]:
     """One level: text_config, transformer_layer_config and dflash_config beneath the top level."""
     flat: dict[str, Any] = {}
     for part in ("text_config", "transformer_layer_config", "dflash_config", "dspark_config"):

@@ -74,5 +74,5 @@ def output_taps(config: DraftHeadConfig) -> list[int]:
     The input of layer l is the output of layer l - 1; -1 is the embedding, which is no tap there.
     A target with hyper-connections must average its copies (`draft_head.mean_of_copies`).
     """
-    shift = 1 if config.FEATURES == "inputs" else 0
+    shift = 1 if config.features_from == "inputs" else 0
     return [layer - shift for layer in config.feature_layers]
