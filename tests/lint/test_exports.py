@@ -19,7 +19,7 @@ CONTRACT = {
         *("fit_sts", "calibrate", "DraftGate"),
     ],
     "draft": ["markov_sample", "confidence"],
-    "moe": ["route", "plan", "permute", "combine", "ExpertParallel"],
+    "moe": ["route", "plan", "plan_capacity", "permute", "combine", "ExpertParallel"],
     "linear": ["PackedLinear", "linear", "pack_linear"],
     "attention": ["attention"],
 }

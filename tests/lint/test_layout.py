@@ -7,7 +7,8 @@ import pytest
 from ._sources import CODE, FAMILIES, PACKAGES, ROOT, code_files, text
 
 MAX_LINES = 400
-DECIDING = ("sampling", "verify", "draft")  # families with a reference of their own
+# Families with a reference of their own.
+DECIDING = ("sampling", "verify", "draft", "moe", "router")
 
 
 @pytest.mark.parametrize("family", FAMILIES)
