@@ -113,6 +113,25 @@ DSPARK_DEVICE void sync_block() {
     __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
 }
 
+// Agent scope: blocks run on other compute units, perhaps behind another second-level cache.
+DSPARK_DEVICE uint32_t take_ticket(Global<uint32_t> counter) {
+    return __hip_atomic_fetch_add(counter, 1u, __ATOMIC_ACQ_REL, __HIP_MEMORY_SCOPE_AGENT);
+}
+// A release waits for the stores of its own wave only, and the barrier for none.
+DSPARK_DEVICE void drain_stores() {
+    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "agent");
+}
+DSPARK_DEVICE void publish(Global<uint32_t> flag, uint32_t value) {
+    __hip_atomic_store(flag, value, __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_AGENT);
+}
+// Caches are invalidated once, when the wait is over.
+DSPARK_DEVICE void await(Global<const uint32_t> flag, uint32_t value) {
+    while (__hip_atomic_load(flag, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT) < value) {
+        __builtin_amdgcn_s_sleep(1);
+    }
+    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "agent");
+}
+
 using Vector16 = uint32_t __attribute__((ext_vector_type(4)));
 // Marked as read once, so that it displaces little from the caches.
 DSPARK_DEVICE Bytes16 load16(Global<const void> p, int64_t byte_offset) {

@@ -86,6 +86,26 @@ DSPARK_DEVICE void sync_block() {
     __syncthreads();
 }
 
+DSPARK_DEVICE uint32_t take_ticket(Global<uint32_t> counter) {
+    uint32_t ticket;
+    asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;"
+                 : "=r"(ticket)
+                 : "l"(counter)
+                 : "memory");
+    return ticket;
+}
+// A release after a barrier covers what the whole block has stored.
+DSPARK_DEVICE void drain_stores() {}
+DSPARK_DEVICE void publish(Global<uint32_t> flag, uint32_t value) {
+    asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(flag), "r"(value) : "memory");
+}
+DSPARK_DEVICE void await(Global<const uint32_t> flag, uint32_t value) {
+    uint32_t found;
+    do {
+        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(found) : "l"(flag) : "memory");
+    } while (found < value);
+}
+
 // Past the first-level cache, through the read-only path: what is read once displaces nothing.
 DSPARK_DEVICE Bytes16 load16(Global<const void> p, int64_t byte_offset) {
     Bytes16 out;

@@ -3,7 +3,7 @@
 //
 // A kernel is `template <int W> DSPARK_KERNEL(kThreads) void name(Args args)`: W is the warp size,
 // Args one trivially copyable struct. Blocks are one-dimensional. Blocks of a launch must not touch
-// what another block of it writes.
+// what another block of it writes, unless a ticket or a flag orders the two.
 #pragma once
 
 #include <cstdint>
@@ -122,6 +122,30 @@ DSPARK_DEVICE void sync_warp(const char* file = __builtin_FILE(), int line = __b
 // must reach the same call; none may have finished.
 DSPARK_DEVICE void sync_block(const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
     emulator::block_barrier(file, line);
+}
+
+// ---- order between blocks of a launch ---------------------------------------------------------
+// Each is an operation of one thread. What its block did before the last sync_block, and the thread
+// itself before the call, comes before it; what the thread does after, and its block after the next
+// sync_block, comes after it. csrc/device/tickets.h says how a kernel uses them and cannot hang.
+
+// Adds one to the counter and returns what it was. All that came before the lower tickets of this
+// counter is visible to the holder of a higher one.
+DSPARK_DEVICE uint32_t take_ticket(Global<uint32_t> counter) {
+    return emulator::take_ticket(counter.address());
+}
+// Waits until what this thread has stored lies where all blocks see it. All threads of a block call
+// it before the sync_block that precedes take_ticket or publish: hardware may let a barrier pass
+// while stores of other warps are still on their way.
+DSPARK_DEVICE void drain_stores() {}
+// Stores the value in a flag. What came before is visible to whoever awaits it.
+DSPARK_DEVICE void publish(Global<uint32_t> flag, uint32_t value) {
+    emulator::publish(flag.address(), value);
+}
+// Waits until the flag holds `value` or more. Another block publishes it, one that holds a lower
+// ticket of a counter from which this block has taken one.
+DSPARK_DEVICE void await(Global<const uint32_t> flag, uint32_t value) {
+    emulator::await(flag.address(), value);
 }
 
 // ---- memory -------------------------------------------------------------------------------------

@@ -109,6 +109,11 @@ void block_barrier(const char* file, int line);
 void require_warp_size(int warp_size);
 [[noreturn]] void trap();
 
+// Tickets and flags; what they mean is written at backend.h.
+uint32_t take_ticket(uint32_t* counter);
+void publish(uint32_t* flag, uint32_t value);
+void await(const uint32_t* flag, uint32_t value);
+
 // To be called before the access itself. Do not return if the access is wrong.
 void on_global(const void* address, int bytes, int alignment, bool store);
 void on_shared(const void* address, int bytes, int alignment, bool store);

@@ -3,6 +3,7 @@
 
 #include "backends/simt/machine.h"
 #include "backends/simt/memory.h"
+#include "backends/simt/ordering.h"
 
 namespace dspark::emulator {
 
@@ -79,6 +80,7 @@ void begin_launch(const char* name, const KernelCall& call, Dim3 grid, int threa
         m.clock = 0;
     }
     m.launch_time = m.clock + 1;
+    begin_ordering_of_launch();
     adopt_thread(m.scheduler);
 }
 

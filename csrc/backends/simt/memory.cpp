@@ -126,31 +126,48 @@ void reset_shadows() {
     for (auto& buffer : buffers) buffer->shadow.reset(0);
 }
 
-void on_global(const void* pointer, int bytes, int alignment, bool store) {
-    const void* site = __builtin_return_address(0);
-    const uintptr_t address = reinterpret_cast<uintptr_t>(pointer);
+namespace {
+
+// The checks that need no shadow; counts the access.
+Buffer& check_access(const LoggedAccess& access, int alignment) {
+    const int bytes = static_cast<int>(access.bytes);
     if (current != nullptr) step(*current);
-    Buffer* buffer = find_buffer(address, address + static_cast<uintptr_t>(bytes));
-    if (current == nullptr || buffer == nullptr) fail_bounds(address, bytes, store);
-    if (address % static_cast<uintptr_t>(alignment) != 0) {
+    Buffer* buffer = find_buffer(access.address, access.address + access.bytes);
+    if (current == nullptr || buffer == nullptr) fail_bounds(access.address, bytes, access.store);
+    if (access.address % static_cast<uintptr_t>(alignment) != 0) {
         fail(Error::kUnaligned, format("%s at %s, whose address is no multiple of %d",
-                                       describe_access(store, bytes).text,
-                                       describe_place(*buffer, address).text, alignment));
+                                       describe_access(access.store, bytes).text,
+                                       describe_place(*buffer, access.address).text, alignment));
     }
-    if (store && buffer->read_only) {
-        fail(Error::kReadOnly, format("%s at %s", describe_access(store, bytes).text,
-                                      describe_place(*buffer, address).text));
+    if (access.store && buffer->read_only) {
+        fail(Error::kReadOnly, format("%s at %s", describe_access(access.store, bytes).text,
+                                      describe_place(*buffer, access.address).text));
     }
-    if (!buffer->written.empty()) check_written(*buffer, address, bytes, store);
-    if (machine.settings.level < Level::kCounters) return;
-    count_access(*current, {site, address, static_cast<uint32_t>(bytes), store}, *buffer);
-    if (machine.settings.level < Level::kFull || buffer->read_only) return;
-    if (buffer->shadow.bytes() == 0) buffer->shadow.reset(buffer->end - buffer->begin);
-    const Conflict conflict = buffer->shadow.check(
-        address - buffer->begin, static_cast<size_t>(bytes), access_of(*current, store, false));
+    if (!buffer->written.empty()) check_written(*buffer, access.address, bytes, access.store);
+    if (machine.settings.level >= Level::kCounters) count_access(*current, access, *buffer);
+    return *buffer;
+}
+
+}  // namespace
+
+void on_global(const void* pointer, int bytes, int alignment, bool store) {
+    const uintptr_t address = reinterpret_cast<uintptr_t>(pointer);
+    Buffer& buffer = check_access(
+        {__builtin_return_address(0), address, static_cast<uint32_t>(bytes), store}, alignment);
+    if (machine.settings.level < Level::kFull || buffer.read_only) return;
+    if (buffer.shadow.bytes() == 0) buffer.shadow.reset(buffer.end - buffer.begin);
+    const Conflict conflict = buffer.shadow.check(
+        address - buffer.begin, static_cast<size_t>(bytes), access_of(*current, store, false));
     if (conflict.kind != Conflict::kNone) {
-        fail_conflict(conflict, store, bytes, describe_place(*buffer, address));
+        fail_conflict(conflict, store, bytes, describe_place(buffer, address));
     }
+}
+
+void on_atomic(const void* pointer, bool loads, bool stores, const void* site) {
+    const uintptr_t address = reinterpret_cast<uintptr_t>(pointer);
+    constexpr int kBytes = sizeof(uint32_t);
+    if (loads) check_access({site, address, kBytes, false}, kBytes);
+    if (stores) check_access({site, address, kBytes, true}, kBytes);
 }
 
 }  // namespace dspark::emulator

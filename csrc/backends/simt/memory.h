@@ -24,6 +24,9 @@ struct Buffer {
     BufferCounters* counters = nullptr;
 };
 
+// Before an atomic operation, which loads, stores, or both: the checks of an access but for races.
+void on_atomic(const void* address, bool loads, bool stores, const void* site);
+
 // Forgets all touches of memory, so that time may start again.
 void reset_shadows();
 

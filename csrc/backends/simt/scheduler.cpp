@@ -2,6 +2,7 @@
 #include <cstring>
 
 #include "backends/simt/machine.h"
+#include "backends/simt/ordering.h"
 
 namespace dspark::emulator {
 namespace {
@@ -92,6 +93,7 @@ void begin_block(Dim3 block) {
     m.block_time = m.barrier_time = ++m.clock;
     m.warp_size = m.at_barrier = m.finished = m.barriers = 0;
     m.shared_ready = false;
+    begin_ordering_of_block();
     for (Warp& warp : m.warps) warp.waiting = warp.syncs = 0;
     std::memset(m.ready, 0, sizeof(m.ready));
     m.policy = m.settings.seed == 0 ? kInOrder : 1 + random_below(kPolicies - 1);
@@ -141,6 +143,7 @@ void pass_barrier() {
     m.at_barrier = 0;
     ++m.barriers;
     m.barrier_time = ++m.clock;
+    share_ordering();
     for (int i = 0; i < m.thread_count; ++i) {
         m.threads[i].time = m.barrier_time;
         m.threads[i].accesses_left = m.settings.access_limit;

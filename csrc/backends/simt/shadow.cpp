@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "backends/simt/ordering.h"
+
 namespace dspark::emulator {
 
 void Shadow::reset(size_t bytes) {
@@ -44,7 +46,8 @@ inline Conflict Shadow::touch(Cell& cell, const Access& access) {
     if (access.must_be_written && !access.store && written.time < access.since) {
         return {Conflict::kUninitialised, false, -1};
     }
-    if (written.time >= access.since && written.time < access.block) {
+    if (written.time >= access.since && written.time < access.block &&
+        !happens_before(written.time, written.thread, access.thread)) {
         return {Conflict::kBlocks, true, -1};
     }
     if (unordered(written, access)) return {Conflict::kThreads, true, written.thread};
