@@ -8,6 +8,7 @@
 
 namespace dspark {
 
+struct DraftLaunch;     // ops/draft/launch.h
 struct MoeLaunch;       // ops/moe/launch.h
 struct RouterLaunch;    // ops/router/launch.h
 struct SamplingLaunch;  // ops/sampling/launch.h
@@ -16,6 +17,7 @@ struct VerifyLaunch;    // ops/verify/launch.h
 struct GpuBackend {
     const char* name;                       // "cuda" or "hip"
     const char* (*error_string)(int code);  // of a code that a launch function returned
+    const DraftLaunch* draft;
     const MoeLaunch* moe;
     const RouterLaunch* router;
     const SamplingLaunch* sampling;

@@ -26,6 +26,7 @@ __all__ = ["BOUNDS", "COUNTERS", "FULL", "WARP_SIZES", "counters", "operators"]
 OPERATORS = (
     *("target_probs", "sample", "rejection_sample", "block_acceptance"),
     *("schedule", "pack", "unpack", "commit", "accumulate_stats"),
+    *("markov_sample", "confidence", "calibrate"),
     *("plan", "permute", "combine"),
     "route",
 )

@@ -1,4 +1,4 @@
-// The draft family on the CPU: how it runs its kernels.
+// The draft family on the CPU and on GPUs: how each runs its kernels.
 #include "ops/draft/op.h"
 
 #include <vector>
@@ -6,6 +6,10 @@
 #include "backends/cpu/isa.h"
 #include "ops/draft/cpu.h"
 #include "ops/draft/op_block.h"
+#if defined(DSPARK_BUILD_CUDA) || defined(DSPARK_BUILD_HIP)
+#include "host/gpu.h"
+#define DSPARK_HAS_GPU
+#endif
 
 namespace dspark::draft {
 namespace {
@@ -33,9 +37,54 @@ struct OnCpu {
     }
 };
 
+#ifdef DSPARK_HAS_GPU
+
+// On torch's current stream of the device; without waiting for the kernels, so that a graph can
+// capture them. exact or not, the bias product is in the fixed order.
+struct OnGpu {
+    static constexpr bool kOnDevice = true;
+
+    static void check_device(const char* op, const char* name, const Tensor& tensor) {
+        if (!tensor.is_cuda()) fail(op, name, "expected the GPU of the other tensors, got cpu");
+    }
+    static void run(const MarkovArgs& args, const Tensor& like) {
+        const gpu::Device device("markov_sample", like);
+        MarkovCall call = {args, {}};
+        const Tensor workspace = allocate_workspace(call, like);
+        run_on(device, "markov_sample", "base_logits", call, &DraftLaunch::markov_sample);
+    }
+    static void run(const ConfidenceArgs& args, const Tensor& like) {
+        const gpu::Device device("confidence", like);
+        run_on(device, "confidence", "hidden", args, &DraftLaunch::confidence);
+    }
+    static void run(const CalibrateArgs& args, const Tensor& like) {
+        const gpu::Device device("calibrate", like);
+        run_on(device, "calibrate", "conf_logits", args, &DraftLaunch::calibrate);
+    }
+
+  private:
+    template <class Args>
+    static void run_on(const gpu::Device& device, const char* op, const char* name,
+                       const Args& args,
+                       int (*DraftLaunch::*sequence)(const Args&, LaunchTarget&)) {
+        LaunchTarget target = {device.stream()};
+        const int code = (device.backend().draft->*sequence)(args, target);
+        refuse_too_many_blocks(op, name, code);
+        device.check(code, target.failed);
+    }
+};
+
+#endif
+
 }  // namespace
 }  // namespace dspark::draft
 
 STABLE_TORCH_LIBRARY_IMPL(dspark_ext, CPU, m) {
     dspark::draft::Operators<dspark::draft::OnCpu>::implement(m);
 }
+
+#ifdef DSPARK_HAS_GPU
+STABLE_TORCH_LIBRARY_IMPL(dspark_ext, CUDA, m) {
+    dspark::draft::Operators<dspark::draft::OnGpu>::implement(m);
+}
+#endif

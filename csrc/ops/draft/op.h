@@ -14,8 +14,32 @@
 #include <tuple>
 
 #include "ops/draft/checks.h"
+#include "ops/draft/launch.h"
 
 namespace dspark::draft {
+
+// What the device kernels are made for.
+inline void check_device_sizes(const Call& call, const MarkovArgs& args) {
+    call.within("w1", args.rank, "r up to " + std::to_string(kMaxRank) + " on a device", 0,
+                kMaxRank);
+    call.within("vocab_size", args.vocab, "at most " + std::to_string(kMaxDeviceVocab), 0,
+                kMaxDeviceVocab);
+}
+
+// Puts the scratch of a call into one allocation on the device of `like`. It may be freed as soon
+// as the kernels are launched: torch reuses it in the order of the stream.
+inline Tensor allocate_workspace(MarkovCall& call, const Tensor& like) {
+    const int64_t bytes = place_workspace(call, nullptr);
+    Tensor workspace = new_tensor(like, {bytes}, ScalarType::Byte);
+    place_workspace(call, static_cast<char*>(workspace.mutable_data_ptr()));
+    return workspace;
+}
+
+// Names the one failure of a launch sequence that is the caller's to avoid.
+inline void refuse_too_many_blocks(const char* op, const char* name, int code) {
+    if (code == kTooManyBlocks)
+        fail(op, name, "expected work for some 16 million blocks, got more");
+}
 
 template <class Backend>
 struct Operators {
@@ -56,6 +80,7 @@ struct Operators {
                                  vocab_size,
                                  exact};
         MarkovArgs args = check_markov(op, in);
+        if (op.on_device) check_device_sizes(op, args);
         const std::vector<int64_t> rows = {args.batch, args.num_drafts};
         const std::vector<int64_t> tiles = {args.batch, args.num_drafts, args.tiles};
         Tensor token_ids = output(base_logits, rows, ScalarType::Long, args.token_ids);

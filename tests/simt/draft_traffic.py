@@ -1,0 +1,80 @@
+"""Bytes that the draft kernels move, counted by the emulator, over the bytes that must move.
+
+    python tests/simt/draft_traffic.py    a table
+
+The floor of a draft: w2 once, the base logits once, the logits kept once. Besides, a draft reads
+the row it draws from, which was just written: `row`; and every block brings in the inputs of its
+requests: `inputs`. Both come from the second-level cache.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import sys
+
+if __name__ == "__main__":
+    sys.path[:0] = [str(pathlib.Path(__file__).parents[i]) for i in (1, 0)]
+
+import draft_sweep as sweep
+import emulated
+import torch
+
+VOCAB, RANK = 129280, 256
+
+
+def case(batch, drafts=2, vocab=VOCAB, dtype=torch.bfloat16, kind="vanilla") -> dict:
+    return sweep.markov_case(batch, kind, batch, drafts, vocab, RANK, dtype=dtype)
+
+
+def measure(it: dict, warp_size: int = 32) -> dict:
+    """Bytes per draft, over the floor."""
+    counted = emulated.counters(
+        lambda: torch.ops.dspark_simt.markov_sample(*it.values()), warp_size=warp_size
+    )
+    buffers = counted["buffers"]
+    kernels = counted["kernels"]
+
+    def bytes_of(name, way):
+        return buffers.get(name, {}).get(way, 0)
+
+    batch, drafts = len(it["anchor"]), it["num_drafts"]
+    size = it["base_logits"].element_size()
+    row = batch * it["vocab_size"] * size
+    w2 = it["w2"].nbytes
+    base = batch * it["base_logits"].shape[2] * size
+    floor = drafts * (w2 + base + row)
+    logits = bytes_of("logits", "bytes_loaded")
+    inputs = bytes_of("w1", "bytes_loaded") + bytes_of("prev_embed", "bytes_loaded")
+    moved = sum(k["bytes_loaded"] + k["bytes_stored"] for k in kernels.values())
+    step = kernels["markov_step"]
+    return {
+        "launches": sum(k["launches"] for k in kernels.values()),
+        "w2": bytes_of("w2", "bytes_loaded") / (drafts * w2),
+        "streams": (
+            bytes_of("w2", "bytes_loaded")
+            + bytes_of("base_logits", "bytes_loaded")
+            + bytes_of("logits", "bytes_stored")
+        )
+        / floor,
+        "row": logits / floor,
+        "row_reads": logits / (drafts * row),
+        "inputs": inputs / floor,
+        "ratio": moved / floor,
+        "wide_w2": step["accesses_16"] * 16 / (drafts * w2),
+        "store_segments": step["store_segments_32"] * 32 / (drafts * row),
+    }
+
+
+def main() -> None:
+    print("| B | launches | w2 | w2, base, logits | row | inputs | all |\n" + "|--:" * 7 + "|")
+    for batch in (1, 8, 64, 256):
+        m = measure(case(batch, drafts=1))
+        print(
+            f"| {batch} | {m['launches']} | {m['w2']:.3f} | {m['streams']:.3f} | {m['row']:.3f} "
+            f"| {m['inputs']:.3f} | {m['ratio']:.3f} |",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
