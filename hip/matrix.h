@@ -2,7 +2,7 @@
 // means, and which lane holds what, is written once, at the host emulator
 // (csrc/backends/simt/matrix.h). Part of backend.h.
 //
-// gfx11 has none of them. Its WMMA is of another kind: waves of 32, rows and columns held twice, in
+// gfx11 has none of them. Its WMMA is of another kind: waves of 32, both matrices held twice, in
 // both halves of the wave. A third layout for chips of some 100 TFLOP/s, whose plain arithmetic
 // keeps up with their memory here, is not worth it; they take the path of chips without a unit.
 #pragma once
@@ -24,11 +24,14 @@ constexpr bool kHasMatrixUnit = false;
 #endif
 
 template <int W>
-constexpr int kMatrixRowWords = 128 / W;
+constexpr bool kCanHaveMatrixUnit = W == 64;
+
+template <int W>
+constexpr int kMatrixLeftWords = 128 / W;
 
 template <int W, class Half>
-DSPARK_DEVICE void matrix_instruction(const uint32_t (&rows)[kMatrixRowWords<W>],
-                                      const uint32_t (&columns)[2], float (&sums)[4]) {
+DSPARK_DEVICE void matrix_instruction(const uint32_t (&left)[kMatrixLeftWords<W>],
+                                      const uint32_t (&right)[2], float (&sums)[4]) {
     static_assert(kHasMatrixUnit<W>, "warps of this size have no matrix unit");
     constexpr bool kBrain = std::is_same_v<Half, BFloat16>;
     static_assert(kBrain || std::is_same_v<Half, Float16>);
@@ -36,8 +39,8 @@ DSPARK_DEVICE void matrix_instruction(const uint32_t (&rows)[kMatrixRowWords<W>]
     using Operand = Element __attribute__((ext_vector_type(4)));
     using Result = float __attribute__((ext_vector_type(4)));
     Operand a, b;
-    __builtin_memcpy(&a, rows, sizeof(a));
-    __builtin_memcpy(&b, columns, sizeof(b));
+    __builtin_memcpy(&a, left, sizeof(a));
+    __builtin_memcpy(&b, right, sizeof(b));
     Result c = {sums[0], sums[1], sums[2], sums[3]};
     if constexpr (kBrain) {
         c = __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(a, b, c, 0, 0, 0);

@@ -19,18 +19,21 @@ constexpr bool kHasMatrixUnit = W == 32;
 #endif
 
 template <int W>
-constexpr int kMatrixRowWords = 128 / W;
+constexpr bool kCanHaveMatrixUnit = W == 32;
 
-#define DSPARK_MMA(type)                                                                    \
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." type "." type                     \
-                 ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"     \
-                 : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])               \
-                 : "r"(rows[0]), "r"(rows[1]), "r"(rows[2]), "r"(rows[3]), "r"(columns[0]), \
-                   "r"(columns[1]))
+template <int W>
+constexpr int kMatrixLeftWords = 128 / W;
+
+#define DSPARK_MMA(type)                                                                  \
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." type "." type                   \
+                 ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"   \
+                 : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])             \
+                 : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "r"(right[0]), \
+                   "r"(right[1]))
 
 template <int W, class Half>
-DSPARK_DEVICE void matrix_instruction(const uint32_t (&rows)[kMatrixRowWords<W>],
-                                      const uint32_t (&columns)[2], float (&sums)[4]) {
+DSPARK_DEVICE void matrix_instruction(const uint32_t (&left)[kMatrixLeftWords<W>],
+                                      const uint32_t (&right)[2], float (&sums)[4]) {
     static_assert(kHasMatrixUnit<W>, "warps of this size have no matrix unit");
     if constexpr (std::is_same_v<Half, BFloat16>) {
         DSPARK_MMA("bf16");

@@ -15,73 +15,100 @@ namespace {
 constexpr int kRows = 117;
 constexpr int kColumns = 19;
 constexpr int kDepth = 72;
-constexpr int kMaxLine = 64;  // words of a line of 72 in shared memory, padded
-
 template <class Half>
 struct ProductArgs {
     Global<const Half> rows;     // [kRows, kDepth]
     Global<const Half> columns;  // [kColumns, kDepth]
     Global<float> sums;          // [kRows, kColumns]
 };
+constexpr int kRowLines = 128;
+constexpr int kColumnTiles = 2;
+constexpr int kPiecesPerLine = (kDepth + 31) / 32 * 4;  // 8 elements each
+template <int W>
 struct ProductShared {
-    SharedArray<uint32_t, 128 * kMaxLine> rows;
-    SharedArray<uint32_t, 32 * kMaxLine> columns;
+    using Product = MatrixProduct<W, BFloat16>;
+    SharedArray<uint32_t, kRowLines * Product::row_words(kDepth)> rows;
+    SharedArray<uint32_t, kColumnTiles * Product::column_words(kDepth)> columns;
+    SharedArray<float, 16 * Product::sum_words(kRowLines)> sums;
 };
 
-// Copies a matrix, a line per warp, with zeros up to `lines` lines of whole steps.
-template <int W, class Half, int N>
-DSPARK_DEVICE void stage_words(Global<const Half> from, int rows, int lines, int stride,
-                               SharedArray<uint32_t, N>& to) {
-    const Global<const uint32_t> words = global_cast<const uint32_t>(from);
-    for (int line = warp_index<W>(); line < lines; line += kWarps<W>) {
-        for (int w = lane_index<W>(); w < (kDepth + 31) / 32 * 16; w += W) {
-            const bool inside = line < rows && w < kDepth / 2;
-            to[line * stride + w] = inside ? words[line * (kDepth / 2) + w] : 0u;
+// A warp at a time takes a line, zeros behind the depth.
+template <int W, class Half>
+DSPARK_DEVICE void stage_rows(const HalfMatrix<Half>& from, ProductShared<W>& shared) {
+    for (int row = warp_index<W>(); row < kRowLines; row += kWarps<W>) {
+        for (int p = lane_index<W>(); p < kPiecesPerLine; p += W) {
+            const Bytes16 piece = from.piece(row, 8 * p);
+            shared.rows.store4(row * MatrixProduct<W, Half>::row_words(kDepth) + 4 * p,
+                               piece.word[0], piece.word[1], piece.word[2], piece.word[3]);
         }
     }
 }
+template <int W, class Half>
+DSPARK_DEVICE void stage_columns(const HalfMatrix<Half>& from, ProductShared<W>& shared) {
+    using Product = MatrixProduct<W, Half>;
+    for (int i = thread_idx(); i < kColumnTiles * 8 * kPiecesPerLine; i += kThreads) {
+        const int tile = i / kPiecesPerLine / 8, column = i / kPiecesPerLine % 8;
+        const int first = i % kPiecesPerLine * 8;
+        const Bytes16 low = from.piece(tile * 16 + column, first);
+        const Bytes16 high = from.piece(tile * 16 + column + 8, first);
+        Product::store_columns(low, high, tile * Product::column_words(kDepth), column, first,
+                               kDepth, shared.columns);
+    }
+}
 
-// Rows straight from device memory or from shared memory, columns the other way round.
-template <int W, class Half, bool kRowsShared, int kLanesIn>
+// Rows straight from device memory or through shared memory; sums to device memory straight from
+// the lanes or through shared memory.
+template <int W, class Half, bool kShared, int kLanesIn>
 DSPARK_KERNEL(kThreads)
 void multiply_matrices(ProductArgs<Half> args) {
     check_warp_size<W>();
-    DSPARK_SHARED(ProductShared, shared);
+    DSPARK_SHARED(ProductShared<W>, shared);
     using Product = MatrixProduct<W, Half>;
-    constexpr int kStride = Product::words_per_line(kDepth);
-    static_assert(kStride <= kMaxLine);
     if constexpr (kHasMatrixUnit<W>) {
         const HalfMatrix<Half> rows = {args.rows, kRows, kDepth, kDepth};
-        const HalfMatrix<Half> columns = {args.columns, kColumns, kDepth, kDepth};
-        stage_words<W>(args.rows, kRows, 128, kStride, shared.rows);
-        stage_words<W>(args.columns, kColumns, 32, kStride, shared.columns);
+        stage_rows(rows, shared);
+        stage_columns(HalfMatrix<Half>{args.columns, kColumns, kDepth, kDepth}, shared);
         sync_block();
         if (lane_index<W>() >= kLanesIn) return;
-        for (int row = warp_index<W>() * 16; row < 128; row += kWarps<W> * 16) {
-            for (int column = 0; column < 32; column += Product::kColumns) {
+        for (int tile = 0; tile < kColumnTiles; ++tile) {
+            for (int row = warp_index<W>() * 16; row < kRowLines; row += kWarps<W> * 16) {
                 typename Product::Sums sums = {};
                 for (int j = 0; j < kDepth; j += Product::kDepth) {
-                    const auto a = kRowsShared ? Product::load_rows(shared.rows, row, kStride, j)
-                                               : Product::load_rows(rows, row, j);
-                    const auto b = kRowsShared
-                                       ? Product::load_columns(columns, column, j)
-                                       : Product::load_columns(shared.columns, column, kStride, j);
+                    const auto a = kShared ? Product::load_rows(shared.rows, row,
+                                                                Product::row_words(kDepth), j)
+                                           : Product::load_rows(rows, row, j);
+                    const auto b = Product::load_columns(
+                        shared.columns, tile * Product::column_words(kDepth), j, kDepth);
                     Product::multiply(a, b, sums);
                 }
-                for (int i = 0; i < Product::kSums; ++i) {
-                    const int r = row + Product::sum_row(i), c = column + Product::sum_column(i);
-                    if (r < kRows && c < kColumns) args.sums[r * kColumns + c] = sums.value[i];
+                if (kShared) {
+                    Product::store_sums(sums, row, Product::sum_words(kRowLines), shared.sums);
+                }
+                for (int i = 0; i < Product::kSums && !kShared; ++i) {
+                    const int r = row + Product::sum_row(i);
+                    const int c = tile * 16 + Product::sum_column(i);
+                    if (r < kRows && c < kColumns) {
+                        args.sums[r * kColumns + c] = sums.of[i / 4][i % 4];
+                    }
                 }
             }
+            if (!kShared) continue;
+            sync_block();
+            for (int i = thread_idx(); i < kRowLines * 16; i += kThreads) {
+                const int r = i % kRowLines, c = tile * 16 + i / kRowLines;
+                const float sum = shared.sums[i / kRowLines * Product::sum_words(kRowLines) + r];
+                if (r < kRows && c < kColumns) args.sums[r * kColumns + c] = sum;
+            }
+            sync_block();
         }
     }
 }
 
 template <int W>
 struct InstructionArgs {
-    Global<const uint32_t> rows;     // [W, kMatrixRowWords]
-    Global<const uint32_t> columns;  // [W, 2]
-    Global<float> sums;              // [W, 4]
+    Global<const uint32_t> left;   // [W, kMatrixLeftWords]
+    Global<const uint32_t> right;  // [W, 2]
+    Global<float> sums;            // [W, 4]
 };
 
 // One instruction by the first warp.
@@ -91,13 +118,13 @@ void one_instruction(InstructionArgs<W> args) {
     check_warp_size<W>();
     if constexpr (kHasMatrixUnit<W>) {
         if (warp_index<W>() != 0) return;
-        constexpr int kWords = kMatrixRowWords<W>;
-        uint32_t rows[kWords], columns[2];
+        constexpr int kWords = kMatrixLeftWords<W>;
+        uint32_t left[kWords], right[2];
         float sums[4];
-        for (int w = 0; w < kWords; ++w) rows[w] = args.rows[thread_idx() * kWords + w];
-        for (int w = 0; w < 2; ++w) columns[w] = args.columns[thread_idx() * 2 + w];
+        for (int w = 0; w < kWords; ++w) left[w] = args.left[thread_idx() * kWords + w];
+        for (int w = 0; w < 2; ++w) right[w] = args.right[thread_idx() * 2 + w];
         for (int i = 0; i < 4; ++i) sums[i] = args.sums[thread_idx() * 4 + i];
-        matrix_instruction<W, Half>(rows, columns, sums);
+        matrix_instruction<W, Half>(left, right, sums);
         for (int i = 0; i < 4; ++i) args.sums[thread_idx() * 4 + i] = sums[i];
     }
 }
@@ -208,50 +235,50 @@ Outcome run_product(void (*kernel)(ProductArgs<Half>)) {
 struct Place {
     int lane, place;
 };
-Place row_place(int row, int k, int warp_size) {
-    if (warp_size == 64) return {16 * (k / 4) + row, k % 4};
-    return {row % 8 * 4 + k % 8 / 2, k / 8 * 4 + row / 8 * 2 + k % 2};
+Place left_place(int i, int k, int warp_size) {
+    if (warp_size == 64) return {16 * (k / 4) + i, k % 4};
+    return {i % 8 * 4 + k % 8 / 2, k / 8 * 4 + i / 8 * 2 + k % 2};
 }
-Place column_place(int column, int k, int warp_size) {
-    if (warp_size == 64) return {16 * (k / 4) + column, k % 4};
-    return {column * 4 + k % 8 / 2, k / 8 * 2 + k % 2};
+Place right_place(int i, int k, int warp_size) {
+    if (warp_size == 64) return {16 * (k / 4) + i, k % 4};
+    return {i * 4 + k % 8 / 2, k / 8 * 2 + k % 2};
 }
-Place sum_place(int row, int column, int warp_size) {
-    if (warp_size == 64) return {16 * (row / 4) + column, row % 4};
-    return {row % 8 * 4 + column / 2, row / 8 * 2 + column % 2};
+Place sum_place(int i, int j, int warp_size) {
+    if (warp_size == 64) return {16 * (i / 4) + j, i % 4};
+    return {i % 8 * 4 + j / 2, i / 8 * 2 + j % 2};
 }
 
 template <int W, class Half>
 Outcome run_instruction() {
-    constexpr int kWords = kMatrixRowWords<W>;
-    constexpr int kWide = W == 64 ? 16 : 8;  // columns
-    DeviceVector<uint32_t> rows("rows", W * kWords, emulator::kReadOnly);
-    DeviceVector<uint32_t> columns("columns", W * 2, emulator::kReadOnly);
+    constexpr int kWords = kMatrixLeftWords<W>;
+    constexpr int kRight = W == 64 ? 16 : 8;
+    DeviceVector<uint32_t> left("left", W * kWords, emulator::kReadOnly);
+    DeviceVector<uint32_t> right("right", W * 2, emulator::kReadOnly);
     DeviceVector<float> sums("sums", W * 4);
     const auto put = [](uint32_t* words, Place at, int words_per_lane, float value) {
         uint32_t& word = words[at.lane * words_per_lane + at.place / 2];
         word |= uint32_t{half_of<Half>(value).bits} << (16 * (at.place % 2));
     };
-    float row_matrix[16][16], column_matrix[16][16];
+    float left_matrix[16][16], right_matrix[16][16];
     for (int k = 0; k < 16; ++k) {
         for (int r = 0; r < 16; ++r) {
-            row_matrix[r][k] = static_cast<float>((r * 7 + k * 11) % 32 - 13);
-            put(rows.data(), row_place(r, k, W), kWords, row_matrix[r][k]);
+            left_matrix[r][k] = static_cast<float>((r * 7 + k * 11) % 32 - 13);
+            put(left.data(), left_place(r, k, W), kWords, left_matrix[r][k]);
         }
-        for (int c = 0; c < kWide; ++c) {
-            column_matrix[c][k] = static_cast<float>((c * 5 + k * 3) % 16 - 7);
-            put(columns.data(), column_place(c, k, W), 2, column_matrix[c][k]);
+        for (int c = 0; c < kRight; ++c) {
+            right_matrix[c][k] = static_cast<float>((c * 5 + k * 3) % 16 - 7);
+            put(right.data(), right_place(c, k, W), 2, right_matrix[c][k]);
         }
     }
     for (int i = 0; i < W * 4; ++i) sums[i] = static_cast<float>(i) / 4.0f;
-    const InstructionArgs<W> args = {rows.data(), columns.data(), sums.data()};
+    const InstructionArgs<W> args = {left.data(), right.data(), sums.data()};
     const int code =
         launch("instruction", one_instruction<W, Half>, {1, 1, 1}, kBlock, nullptr, args);
-    return {code, all_of(16 * kWide, [&](int i) {
-                const Place at = sum_place(i / kWide, i % kWide, W);
+    return {code, all_of(16 * kRight, [&](int i) {
+                const Place at = sum_place(i / kRight, i % kRight, W);
                 float wanted = static_cast<float>(at.lane * 4 + at.place) / 4.0f;
                 for (int k = 0; k < 16; ++k) {
-                    wanted += row_matrix[i / kWide][k] * column_matrix[i % kWide][k];
+                    wanted += left_matrix[i / kRight][k] * right_matrix[i % kRight][k];
                 }
                 return sums[at.lane * 4 + at.place] == wanted;
             })};
@@ -266,9 +293,9 @@ Outcome run_instruction() {
         }                                          \
     };
 
-template <int W, class Half, bool kRowsShared, int kLanesIn>
+template <int W, class Half, bool kShared, int kLanesIn>
 Outcome run_multiply() {
-    return run_product<W, Half>(multiply_matrices<W, Half, kRowsShared, kLanesIn>);
+    return run_product<W, Half>(multiply_matrices<W, Half, kShared, kLanesIn>);
 }
 // Nothing to run where there is no matrix unit; what tells that there is none is the case's result.
 template <int W, class Half>

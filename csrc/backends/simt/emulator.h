@@ -99,8 +99,8 @@ uint64_t warp_operation(Operation operation, int warp_size, uint64_t value, int 
                         const char* file, int line);
 // The registers of one lane for a matrix instruction, csrc/backends/simt/matrix.h.
 struct MatrixRegisters {
-    const uint32_t* rows;
-    const uint32_t* columns;
+    const uint32_t* left;
+    const uint32_t* right;
     float* sums;
 };
 void matrix_operation(FloatType type, int warp_size, const MatrixRegisters& registers,

@@ -5,14 +5,14 @@
 namespace dspark::emulator {
 namespace {
 
-constexpr int kRows = 16;
+constexpr int kLeft = 16;
 constexpr int kDepth = 16;
-constexpr int kMaxColumns = 16;
+constexpr int kMaxRight = 16;
 
 struct Matrices {
-    float rows[kRows][kDepth];
-    float columns[kMaxColumns][kDepth];
-    float sums[kRows][kMaxColumns];
+    float left[kLeft][kDepth];
+    float right[kMaxRight][kDepth];
+    float sums[kLeft][kMaxRight];
 };
 
 // Element i of a lane's registers, two to a word.
@@ -24,47 +24,49 @@ float element(const uint32_t* words, int i, FloatType type) {
 
 // mma.m16n8k16, "Parallel Thread Execution ISA", section on its matrix fragments.
 struct LayoutOf32 {
-    static constexpr int kRowElements = 8;
-    static constexpr int kColumns = 8;
+    static constexpr int kLeftElements = 8;
+    static constexpr int kRight = 8;
 
     static int group(int lane) { return lane >> 2; }
     static int member(int lane) { return lane % 4; }
-    static int row(int lane, int i) {
+    static int left(int lane, int i) {
         return (0 <= i && i < 2) || (4 <= i && i < 6) ? group(lane) : group(lane) + 8;
     }
-    static int row_depth(int lane, int i) {
+    static int left_depth(int lane, int i) {
         return i < 4 ? member(lane) * 2 + (i & 1) : member(lane) * 2 + (i & 1) + 8;
     }
-    static int column(int lane, int) { return group(lane); }
-    static int column_depth(int lane, int i) {
+    static int right(int lane, int) { return group(lane); }
+    static int right_depth(int lane, int i) {
         return i < 2 ? member(lane) * 2 + (i & 1) : member(lane) * 2 + (i & 1) + 8;
     }
-    static int sum_row(int lane, int i) { return i < 2 ? group(lane) : group(lane) + 8; }
-    static int sum_column(int lane, int i) { return member(lane) * 2 + (i & 1); }
+    static int sum_left(int lane, int i) { return i < 2 ? group(lane) : group(lane) + 8; }
+    static int sum_right(int lane, int i) { return member(lane) * 2 + (i & 1); }
 };
 
-// v_mfma_f32_16x16x16, as AMD's matrix instruction calculator gives it: A[i][k], B[k][j], D[i][j].
+// v_mfma_f32_16x16x16, as AMD's matrix instruction calculator gives it: A[i][k] on the left,
+// B[k][j] on the right, D[i][j].
 struct LayoutOf64 {
-    static constexpr int kRowElements = 4;
-    static constexpr int kColumns = 16;
+    static constexpr int kLeftElements = 4;
+    static constexpr int kRight = 16;
 
-    static int row(int lane, int) { return lane % 16; }
-    static int row_depth(int lane, int i) { return 4 * (lane / 16) + i; }
-    static int column(int lane, int) { return lane % 16; }
-    static int column_depth(int lane, int i) { return 4 * (lane / 16) + i; }
-    static int sum_row(int lane, int i) { return 4 * (lane / 16) + i; }
-    static int sum_column(int lane, int) { return lane % 16; }
+    static int left(int lane, int) { return lane % 16; }
+    static int left_depth(int lane, int i) { return 4 * (lane / 16) + i; }
+    static int right(int lane, int) { return lane % 16; }
+    static int right_depth(int lane, int i) { return 4 * (lane / 16) + i; }
+    static int sum_left(int lane, int i) { return 4 * (lane / 16) + i; }
+    static int sum_right(int lane, int) { return lane % 16; }
 };
 
 template <class Layout>
 void gather(const MatrixRegisters& registers, FloatType type, int lane, Matrices& m) {
-    for (int i = 0; i < Layout::kRowElements; ++i) {
-        m.rows[Layout::row(lane, i)][Layout::row_depth(lane, i)] = element(registers.rows, i, type);
+    for (int i = 0; i < Layout::kLeftElements; ++i) {
+        m.left[Layout::left(lane, i)][Layout::left_depth(lane, i)] =
+            element(registers.left, i, type);
     }
     for (int i = 0; i < 4; ++i) {
-        m.columns[Layout::column(lane, i)][Layout::column_depth(lane, i)] =
-            element(registers.columns, i, type);
-        m.sums[Layout::sum_row(lane, i)][Layout::sum_column(lane, i)] = registers.sums[i];
+        m.right[Layout::right(lane, i)][Layout::right_depth(lane, i)] =
+            element(registers.right, i, type);
+        m.sums[Layout::sum_left(lane, i)][Layout::sum_right(lane, i)] = registers.sums[i];
     }
 }
 
@@ -75,17 +77,17 @@ void multiply(const Thread* lanes, int warp_size) {
     for (int lane = 0; lane < warp_size; ++lane) {
         gather<Layout>(*lanes[lane].registers, type, lane, m);
     }
-    for (int row = 0; row < kRows; ++row) {
-        for (int column = 0; column < Layout::kColumns; ++column) {
+    for (int i = 0; i < kLeft; ++i) {
+        for (int j = 0; j < Layout::kRight; ++j) {
             for (int k = 0; k < kDepth; ++k) {
-                m.sums[row][column] += m.rows[row][k] * m.columns[column][k];
+                m.sums[i][j] += m.left[i][k] * m.right[j][k];
             }
         }
     }
     for (int lane = 0; lane < warp_size; ++lane) {
         for (int i = 0; i < 4; ++i) {
             lanes[lane].registers->sums[i] =
-                m.sums[Layout::sum_row(lane, i)][Layout::sum_column(lane, i)];
+                m.sums[Layout::sum_left(lane, i)][Layout::sum_right(lane, i)];
         }
     }
 }
