@@ -61,6 +61,8 @@ class TargetLoop:
 
     def __init__(self, model, taps: list[int], batch: int, max_length: int):
         config = model.config
+        if config.model_type != "llama":
+            raise ValueError(f"sampling: expected a llama model, got {config.model_type!r}")
         self.num_heads, self.num_kv_heads = config.num_attention_heads, config.num_key_value_heads
         self.head_dim = getattr(config, "head_dim", None) or config.hidden_size // self.num_heads
         self.eps, self.taps = config.rms_norm_eps, taps
@@ -165,7 +167,15 @@ def generate(
     stop: Callable[[], bool],
     rows_per_chunk: int = 96,
 ) -> None:
-    """Write chunks of finished rows to ``out_dir`` until ``max_tokens`` or ``stop()``."""
+    """Write chunks of finished rows to ``out_dir`` until ``max_tokens``, ``stop()`` or the last request.
+
+    ``batch`` rows at a time, or as many as there are requests. The tokens are a function of the
+    arguments; ``stop`` only ends them earlier.
+    """
+    first = list(itertools.islice(requests, batch))
+    if not first:
+        raise ValueError("sampling: there is no request")
+    batch = len(first)
     out_dir.mkdir(parents=True, exist_ok=True)
     loop = TargetLoop(model, taps, batch, max_length)
     generator = torch.Generator().manual_seed(seed)
@@ -186,9 +196,7 @@ def generate(
         tokens = prefix + request.prompt
         return _Slot(request, tokens, len(tokens), len(tokens), request.self_asked, len(prefix))
 
-    slots = [start(request) for request in itertools.islice(requests, batch)]
-    if len(slots) < batch:
-        raise ValueError(f"{batch} rows at a time need as many requests, got {len(slots)}")
+    slots = [start(request) for request in first]
     temperatures = torch.tensor([slot.request.temperature for slot in slots])
     pending, num_chunks = _Pending(), len(list(out_dir.glob("chunk*.safetensors")))
     num_tokens = num_idle = 0
@@ -284,12 +292,17 @@ class Chunk:
             row["start"], row["token_start"] = start, start + index
             start += row["length"]
 
+    def row_tokens(self, index: int) -> torch.Tensor:
+        """One more than the row is long: the last has no features."""
+        row = self.rows[index]
+        return self.tokens[row["token_start"] : row["token_start"] + row["length"] + 1]
+
     def row(self, index: int) -> dict:
         row = self.rows[index]
         span = slice(row["start"], row["start"] + row["length"])
         return {
             **row,
-            "tokens": self.tokens[row["token_start"] : row["token_start"] + row["length"] + 1],
+            "tokens": self.row_tokens(index),
             "features": self.features[span],
             "hidden": self.hidden[span],
             "logsumexp": self.logsumexp[span],

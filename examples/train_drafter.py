@@ -1,185 +1,147 @@
-"""Train the demo's drafter: sample the target, train on its samples, evaluate, export.
+"""Train a drafter from scratch: sample the target, train on its samples, evaluate.
 
 python examples/train_drafter.py sample --out data/train
 python examples/train_drafter.py sample --out data/held_out --held-out
 python examples/train_drafter.py train --data data/train --held-out data/held_out --out run
+python examples/train_drafter.py train --data data/train --held-out data/held_out --out run --resume
 python examples/train_drafter.py eval --data data/held_out --drafter run/drafter.safetensors
+
+docs/training.md says what to expect and what the settings do.
 """
 
 from __future__ import annotations
 
 import argparse
-import random
+import dataclasses
 import time
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
 
-import drafter_start
-import drafter_training as training
-import prompts
 import target_samples
 import torch
-from drafter_training import Samples
-from target_samples import Request
+from drafter_training import start
+from drafter_training.checkpoints import ResumeError
+from drafter_training.evaluation import evaluate
+from drafter_training.loop import Pace, train
+from drafter_training.samples import Samples
+from drafter_training.settings import LOSSES, OPTIMIZERS, PRECISIONS, Settings, SettingsError
+from targets import TARGETS, Shape
 
-from dspark_ext.draft_head.compact import CompactDraftHead, CompactDraftHeadConfig
-
-TAPS = [9, 19, 29]
-TEMPERATURES = [0.0, 0.5, 0.7, 1.0]
-TEMPERATURE_WEIGHTS = [0.25, 0.10, 0.25, 0.40]
-SELF_ASKED_SHARE = 0.25
+from dspark_ext.draft_head import CheckpointError, ConfigError
 
 
-def sample(args: argparse.Namespace) -> None:
-    from dspark_ext.demo import smollm2
-
-    model, tokenizer = smollm2.load()
-
-    def encode(text: str) -> list[int]:
-        return tokenizer(text, add_special_tokens=False)["input_ids"]
-
-    before, after = smollm2.chat_prompt("\0").split("\0")
-    prefix, suffix = encode(before), encode(after)
-    requests = (
-        held_out_requests(encode, suffix)
-        if args.held_out
-        else training_requests(encode, suffix, args.seed)
-    )
-    deadline = time.time() + args.minutes * 60
+def run_sample(args: argparse.Namespace) -> None:
+    target = TARGETS[args.target]()
+    deadline = time.monotonic() + args.minutes * 60
     target_samples.generate(
-        model,
-        requests,
+        target.model,
+        target.requests(args.held_out, args.seed),
         args.out,
-        prefix=prefix,
-        taps=TAPS,
-        end_id=tokenizer.eos_token_id,
-        answer_prefix=suffix[1:],
+        prefix=target.prefix,
+        taps=target.taps,
+        end_id=target.end_id,
+        answer_prefix=target.answer_prefix,
         batch=args.batch,
         max_length=args.max_length,
         max_tokens=args.tokens,
         seed=args.seed,
-        stop=lambda: time.time() > deadline or (args.out / "stop").exists(),
+        stop=lambda: time.monotonic() > deadline,
     )
 
 
-def training_requests(encode, suffix: list[int], seed: int) -> Iterator[Request]:
-    generator = random.Random(seed)
-    greedy_seen: set[str] = set()
-    for prompt in prompts.training_prompts(seed):
-        temperature = generator.choices(TEMPERATURES, TEMPERATURE_WEIGHTS)[0]
-        if temperature and generator.random() < SELF_ASKED_SHARE:
-            yield Request([], temperature, self_asked=True)
-            continue
-        if not temperature:
-            if prompt in greedy_seen:
-                temperature = 1.0  # a greedy row would be a copy
-            greedy_seen.add(prompt)
-        yield Request(encode(prompt) + suffix, temperature, text=prompt)
-
-
-def held_out_requests(encode, suffix: list[int]) -> Iterator[Request]:
-    """Every held-out prompt greedily once and at temperature 1 twice; then the generator ends."""
-    for temperature in (0.0, 1.0, 1.0):
-        for prompt in prompts.held_out_prompts():
-            yield Request(encode(prompt) + suffix, temperature, text=prompt)
-
-
-def train(args: argparse.Namespace) -> None:
-    from dspark_ext.demo import smollm2
-
-    torch.manual_seed(args.seed)
-    model, _ = smollm2.load()
+def run_train(args: argparse.Namespace) -> None:
+    settings, pace, shape = (_chosen(args, kind) for kind in (Settings, Pace, Shape))
+    target = TARGETS[args.target]()
+    config = target.head_config(args.flavour, shape)
     samples, held_out = Samples(args.data), Samples(args.held_out)
-    prompts.assert_held_out(samples.prompts())
-    embed, lm_head = model.model.embed_tokens.weight, model.lm_head.weight
-    config = CompactDraftHeadConfig(
-        hidden_size=embed.shape[1],
-        vocab_size=embed.shape[0],
-        draft_vocab_size=args.draft_vocabulary,
-        num_attention_heads=9,
-        num_key_value_heads=9,
-        head_dim=64,
-        moe_intermediate_size=96,
-        shared_intermediate_size=96,
-        dspark_target_layer_ids=TAPS,
-        rope_theta=model.config.rope_parameters["rope_theta"],
-    )
-    head = CompactDraftHead(config)
+    target.check_prompts(samples.prompts())
     counts = samples.token_counts(config.vocab_size)
-    draft_ids = drafter_start.choose_draft_vocabulary(counts, config.draft_vocab_size)
-    print(
-        f"draft vocabulary: {counts[draft_ids].sum() / counts.sum():.4f} of {samples.num_tokens} tokens",
-        flush=True,
-    )
-    drafter_start.initialise(head, draft_ids, model.model.norm.weight.detach())
+    draft_ids = start.choose_draft_vocabulary(counts, config.draft_vocab_size)
+    covered = counts[draft_ids].sum() / counts.sum()
+    print(f"{samples.num_tokens} tokens; the draft vocabulary has {covered:.2%} of the answers'")
+    trainee = start.new_trainee(config, draft_ids, target.model, settings.seed)
     if args.init:
-        drafter_start.resume(head, torch.load(args.init))
-    head.bind_target(embed, lm_head)
-    schedule = training.Schedule(
-        args.minutes * 60, args.decay_minutes * 60, lr=args.lr, progress_before=args.progress
-    )
-    training.train(head, samples, held_out, args.out, schedule, seed=args.seed)
-    prompts.assert_held_out(samples.prompts())
+        start.continue_from(trainee, args.init, target.model)
+    train(trainee, samples, held_out, args.out, settings, pace, resume=args.resume)
 
 
-def evaluate(args: argparse.Namespace) -> None:
-    from dspark_ext.demo import smollm2
-
-    model, _ = smollm2.load()
-    head = CompactDraftHead.load(args.drafter)
-    head.bind_target(model.model.embed_tokens.weight, model.lm_head.weight)
-    kinds = {
-        prompt: "other kinds" if kind.startswith("*") else "trained kinds"
-        for kind, prompt in prompts.HELD_OUT
-    }
-    kinds |= {prompt: f"demo {name}" for name, prompt in prompts.DEMO.items()}
-    held_out = Samples(args.data)
-    for name, values in training.evaluate(
-        head, held_out, groups=lambda row: kinds[row["prompt"]]
-    ).items():
+def run_evaluate(args: argparse.Namespace) -> None:
+    target = TARGETS[args.target]()
+    trainee = start.load_trainee(args.drafter, target.model)
+    groups = evaluate(trainee, Samples(args.data), groups=target.group)
+    for name, values in groups.items():
         print(name, values)
 
 
-def main() -> None:
+def _chosen(args: argparse.Namespace, kind):
+    return kind(**{field.name: getattr(args, field.name) for field in dataclasses.fields(kind)})
+
+
+def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(required=True)
-    command = commands.add_parser("sample", help="sample the target into chunks")
+    shared = argparse.ArgumentParser(add_help=False)
+    shared.add_argument("--target", choices=TARGETS, default="smollm2")
+    shared.add_argument("--threads", type=int, default=1)
+
+    command = commands.add_parser("sample", parents=[shared], help="sample the target into chunks")
+    command.set_defaults(run=run_sample)
     command.add_argument("--out", type=Path, required=True)
-    command.add_argument(
-        "--held-out", action="store_true", help="the evaluation prompts instead of the templates"
-    )
+    command.add_argument("--held-out", action="store_true", help="prompts kept for evaluation")
     command.add_argument("--tokens", type=int, default=1_000_000)
-    command.add_argument("--minutes", type=float, default=90)
+    command.add_argument("--minutes", type=float, default=90, help="end earlier, cleanly")
     command.add_argument("--batch", type=int, default=128)
     command.add_argument("--max-length", type=int, default=288)
-    command.add_argument("--seed", type=int, default=0)
-    command.set_defaults(run=sample)
-    command = commands.add_parser(
-        "train", help="train a drafter on chunks, also while they are being written"
-    )
+    command.add_argument("--seed", type=int, default=0, help="a second call adds rows: change it")
+
+    command = commands.add_parser("train", parents=[shared], help="train a drafter on chunks")
+    command.set_defaults(run=run_train)
     command.add_argument("--data", type=Path, required=True)
     command.add_argument("--held-out", type=Path, required=True)
     command.add_argument("--out", type=Path, required=True)
-    command.add_argument("--minutes", type=float, default=60)
-    command.add_argument("--decay-minutes", type=float, default=20)
-    command.add_argument("--lr", type=float, default=2e-3)
-    command.add_argument("--draft-vocabulary", type=int, default=8192)
-    command.add_argument("--init", type=Path, help="weights of an earlier run (last.pt)")
-    command.add_argument(
-        "--progress", type=float, default=0.0, help="share of the loss schedule already done"
+    command.add_argument("--resume", action="store_true", help="continue the run in --out")
+    command.add_argument("--init", type=Path, help="a trained drafter to start from")
+    command.add_argument("--flavour", choices=("compact", "qwen3"), default="compact")
+    choices = {
+        "loss": LOSSES,
+        "optimizer": OPTIMIZERS,
+        "precision": PRECISIONS,
+        "markov_head": ("vanilla", "gated", "rnn"),
+    }
+    for kind in (Shape, Settings, Pace):
+        group = command.add_argument_group(kind.__name__.lower())
+        for field in dataclasses.fields(kind):
+            default = field.default
+            name = field.name
+            of_text = name in choices
+            of_number = int if "int" in field.type else float
+            group.add_argument(
+                f"--{name.replace('_', '-')}",
+                type=str if of_text else of_number,
+                choices=choices.get(name),
+                default=default,
+                help=None if default is None else f"default {default}",
+            )
+
+    command = commands.add_parser(
+        "eval", parents=[shared], help="teacher-forced acceptance on held-out samples"
     )
-    command.add_argument("--seed", type=int, default=0)
-    command.set_defaults(run=train)
-    command = commands.add_parser("eval", help="teacher-forced acceptance on held-out samples")
+    command.set_defaults(run=run_evaluate)
     command.add_argument("--data", type=Path, required=True)
     command.add_argument("--drafter", type=Path, required=True)
-    command.set_defaults(run=evaluate)
-    args = parser.parse_args()
-    args.run(args)
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    args = parse_arguments(arguments)
+    torch.set_num_threads(args.threads)
+    try:
+        args.run(args)
+    except (CheckpointError, ConfigError, ResumeError, SettingsError) as error:
+        raise SystemExit(f"error: {error}") from error
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
     main()

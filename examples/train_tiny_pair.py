@@ -6,37 +6,21 @@ python examples/train_tiny_pair.py --work build/tiny --out tests/fixtures
 from __future__ import annotations
 
 import argparse
-import random
 import shutil
-import sysconfig
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
-import drafter_start
-import drafter_training as training
 import target_samples
 import torch
 import torch.nn.functional as F
-from target_samples import Request
+from drafter_training import start
+from drafter_training.loop import train
+from drafter_training.samples import Samples
+from drafter_training.settings import Settings
+from targets import Shape, TinyTarget, corpus
 from transformers import LlamaForCausalLM
 
 from dspark_ext.demo import tiny
-from dspark_ext.draft_head.compact import CompactDraftHead
-
-LEFT_OUT = {"test", "tests", "idlelib", "site-packages", "lib2to3", "turtledemo", "ensurepip"}
-
-
-def corpus(seed: int) -> bytes:
-    """The standard library's source files, in random order."""
-    root = Path(sysconfig.get_paths()["stdlib"])
-    files = [
-        path
-        for path in sorted(root.rglob("*.py"))
-        if not LEFT_OUT & set(path.relative_to(root).parts)
-    ]
-    random.Random(seed).shuffle(files)
-    return b"\n".join(path.read_bytes() for path in files)
 
 
 def train_target(
@@ -72,15 +56,6 @@ def train_target(
     return model.eval()
 
 
-def requests(data: torch.Tensor, seed: int) -> Iterator[Request]:
-    generator = random.Random(seed)
-    while True:
-        start = generator.randrange(len(data) - 64)
-        length = generator.randrange(8, 48)
-        temperature = generator.choice([0.0, 0.7, 1.0, 1.0])
-        yield Request(data[start : start + length].tolist(), temperature)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -88,49 +63,38 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--target-minutes", type=float, default=4)
-    parser.add_argument("--drafter-minutes", type=float, default=4)
     parser.add_argument("--tokens", type=int, default=400_000)
+    parser.add_argument("--held-out-tokens", type=int, default=20_000)
+    parser.add_argument("--steps", type=int, default=720)
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
 
-    data = torch.frombuffer(bytearray(corpus(0)), dtype=torch.uint8)
-    held_out_from = len(data) * 9 // 10
-    model = train_target(data[:held_out_from], args.target_minutes)
+    data = corpus(0)
+    split = len(data) * 9 // 10
+    model = train_target(
+        torch.frombuffer(bytearray(data[:split]), dtype=torch.uint8), args.target_minutes
+    )
     tiny.save_target(model, args.out / "tiny_target.safetensors")
-    model = tiny.load_target(args.out / "tiny_target.safetensors")
+    target = TinyTarget(args.out / "tiny_target.safetensors", data)
 
-    config = tiny.draft_config()
     shutil.rmtree(args.work, ignore_errors=True)
-    for name, part, tokens in (
-        ("train", data[:held_out_from], args.tokens),
-        ("held_out", data[held_out_from:], 20_000),
-    ):
+    for name, tokens in (("train", args.tokens), ("held_out", args.held_out_tokens)):
         target_samples.generate(
-            model, requests(part, 1), args.work / name, prefix=[], taps=config.dspark_target_layer_ids,
-            end_id=None, answer_prefix=[], batch=128, max_length=256, max_tokens=tokens, seed=0, stop=lambda: False,
+            target.model, target.requests(name == "held_out", 1), args.work / name, prefix=[],
+            taps=target.taps, end_id=None, answer_prefix=[], batch=128, max_length=256,
+            max_tokens=tokens, seed=0, stop=lambda: False,
         )  # fmt: skip
-    samples, held_out = (
-        training.Samples(args.work / "train"),
-        training.Samples(args.work / "held_out"),
-    )
-    head = CompactDraftHead(config)
+    samples, held_out = Samples(args.work / "train"), Samples(args.work / "held_out")
+    config = target.head_config("compact", Shape())
     counts = samples.token_counts(config.vocab_size)
-    draft_ids = drafter_start.choose_draft_vocabulary(counts, config.draft_vocab_size)
-    drafter_start.initialise(head, draft_ids, model.model.norm.weight.detach())
-    head.bind_target(model.model.embed_tokens.weight, model.lm_head.weight)
-    schedule = training.Schedule(args.drafter_minutes * 60, args.drafter_minutes * 24, lr=4e-3)
-    head = training.train(
-        head,
-        samples,
-        held_out,
-        args.work / "run",
-        schedule,
-        rows_per_step=8,
-        anchors_per_row=64,
-        evaluate_every=60,
+    draft_ids = start.choose_draft_vocabulary(counts, config.draft_vocab_size)
+    trainee = start.new_trainee(config, draft_ids, target.model, seed=0)
+    settings = Settings(
+        steps=args.steps, rows_per_step=8, learning_rate=4e-3, loss="kl-tv", confidence_share=0.2
     )
-    head.save(args.out / "tiny_drafter.safetensors")
+    train(trainee, samples, held_out, args.work / "run", settings)
+    shutil.copyfile(args.work / "run/drafter.safetensors", args.out / "tiny_drafter.safetensors")
 
 
 if __name__ == "__main__":

@@ -19,10 +19,7 @@ CONTRACT = {
         *("fit_sts", "calibrate", "DraftGate"),
     ],
     "draft": ["markov_sample", "confidence"],
-    "moe": [
-        *("route", "plan", "plan_capacity", "permute", "combine", "ExpertParallel"),
-        *("grouped_gemm", "swiglu", "fused_moe"),
-    ],
+    "moe": ["route", "plan", "plan_capacity", "permute", "combine", "ExpertParallel"],
     "linear": ["PackedLinear", "linear", "pack_linear"],
     "attention": ["attention"],
 }

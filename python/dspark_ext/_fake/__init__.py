@@ -4,7 +4,6 @@ from . import (  # noqa: F401
     attention,
     decoder,
     draft,
-    experts,
     formats,
     linear,
     moe,

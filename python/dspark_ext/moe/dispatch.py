@@ -4,8 +4,6 @@ import torch
 
 from .plan import DispatchPlan
 
-_ops = torch.ops.dspark_ext
-
 
 def permute(x: torch.Tensor, plan: DispatchPlan) -> torch.Tensor:
     """Copies the row of each token to the rows of its slots.
@@ -22,7 +20,7 @@ def permute(x: torch.Tensor, plan: DispatchPlan) -> torch.Tensor:
 
     Raises RuntimeError for shapes, dtypes and devices.
     """
-    return _ops.permute(x, plan.sorted, plan.inverse)
+    return torch.ops.dspark_ext.permute(x, plan.sorted, plan.inverse)
 
 
 def combine(
@@ -56,4 +54,4 @@ def combine(
     Raises RuntimeError for shapes, dtypes and devices and, on a CPU, for a row of the plan that y
     does not have; on a GPU such a slot adds nothing.
     """
-    return _ops.combine(y, plan.inverse, weights, shared, residual)
+    return torch.ops.dspark_ext.combine(y, plan.inverse, weights, shared, residual)
