@@ -20,7 +20,13 @@ import dspark_ext
 from dspark_ext import sampling
 
 # Modules that call their operators through the name _ops.
-_CALLERS = (sampling, importlib.import_module("dspark_ext.moe.route"))
+_CALLERS = (
+    sampling,
+    *(
+        importlib.import_module(f"dspark_ext.moe.{name}")
+        for name in ("route", "plan", "dispatch", "gemm")
+    ),
+)
 
 
 def gpu_available() -> bool:

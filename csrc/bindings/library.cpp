@@ -93,6 +93,12 @@ STABLE_TORCH_LIBRARY(dspark_ext, m) {
     m.def("combine(Tensor y, Tensor inverse, Tensor weights, Tensor? shared, Tensor? residual) -> "
           "Tensor");
 
+    // the expert layer between (csrc/ops/moe)
+    m.def("grouped_gemm(Tensor x, Tensor weight, Tensor? scales, str format, int[] block, "
+          "Tensor sorted, Tensor inverse, Tensor tile_expert, Tensor tile_row, Tensor tile_size, "
+          "bool gather, ScalarType dtype) -> Tensor");
+    m.def("swiglu(Tensor gate_up, float? limit, bool interleaved) -> Tensor");
+
     // linear, attention: row-invariant building blocks for decoding on a CPU (csrc/ops/linear, attention)
     m.def("pack_linear(Tensor weight) -> Tensor");
     m.def("linear(Tensor x, Tensor packed_weight, Tensor? bias, int out_features) -> Tensor");

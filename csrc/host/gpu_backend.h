@@ -9,6 +9,7 @@
 namespace dspark {
 
 struct DraftLaunch;     // ops/draft/launch.h
+struct ExpertsLaunch;   // ops/moe/launch_experts.h
 struct MoeLaunch;       // ops/moe/launch.h
 struct RouterLaunch;    // ops/router/launch.h
 struct SamplingLaunch;  // ops/sampling/launch.h
@@ -18,6 +19,7 @@ struct GpuBackend {
     const char* name;                       // "cuda" or "hip"
     const char* (*error_string)(int code);  // of a code that a launch function returned
     const DraftLaunch* draft;
+    const ExpertsLaunch* experts;
     const MoeLaunch* moe;
     const RouterLaunch* router;
     const SamplingLaunch* sampling;

@@ -4,6 +4,7 @@
 #include "device/backend.h"
 #include "ops/draft/launch.h"
 #include "ops/moe/launch.h"
+#include "ops/moe/launch_experts.h"
 #include "ops/router/launch.h"
 #include "ops/sampling/launch.h"
 #include "ops/verify/launch.h"
@@ -14,9 +15,9 @@
 namespace dspark::DSPARK_ISA {
 
 const GpuBackend* gpu_backend() {
-    static const GpuBackend table = {DSPARK_TEXT(DSPARK_ISA), &error_string,    &draft_launch(),
-                                     &moe_launch(),           &router_launch(), &sampling_launch(),
-                                     &verify_launch()};
+    static const GpuBackend table = {DSPARK_TEXT(DSPARK_ISA), &error_string,   &draft_launch(),
+                                     &experts_launch(),       &moe_launch(),   &router_launch(),
+                                     &sampling_launch(),      &verify_launch()};
     return &table;
 }
 

@@ -19,7 +19,10 @@ CONTRACT = {
         *("fit_sts", "calibrate", "DraftGate"),
     ],
     "draft": ["markov_sample", "confidence"],
-    "moe": ["route", "plan", "plan_capacity", "permute", "combine", "ExpertParallel"],
+    "moe": [
+        *("route", "plan", "plan_capacity", "permute", "combine", "ExpertParallel"),
+        *("grouped_gemm", "swiglu", "fused_moe"),
+    ],
     "linear": ["PackedLinear", "linear", "pack_linear"],
     "attention": ["attention"],
 }

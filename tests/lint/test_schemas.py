@@ -18,7 +18,7 @@ from ._sources import FAMILIES, ROOT, code_files, python_module, text
 ENTRIES = {"accumulate_stats": "AcceptanceStats"}
 # Of Schedule and VerifyBatch, which stand for their tensors in the Python entries.
 SCHEDULE_FIELDS = {"verify_lens", "query_start_loc", "num_rows", "num_drafts", "rows_per_request"}
-PLAN_FIELDS = {"sorted", "inverse"}  # of DispatchPlan, likewise
+PLAN_FIELDS = {"sorted", "inverse", "tile_expert", "tile_row", "tile_size"}  # of DispatchPlan
 STATISTICS_FIELDS = {"temperature", "tile_max", "tile_sum"}  # of RowStatistics, likewise
 MUTATING = {"accumulate_stats", "rope_store"}  # besides the `.out` overloads
 

@@ -28,7 +28,7 @@ OPERATORS = (
     *("schedule", "pack", "unpack", "commit", "accumulate_stats"),
     *("markov_sample", "confidence", "calibrate"),
     *("plan", "permute", "combine"),
-    "route",
+    *("route", "grouped_gemm", "swiglu"),
 )
 WARP_SIZES = (4, 32, 64)
 

@@ -2,10 +2,12 @@
 // dspark::DSPARK_ISA. The loops are plain, so that the compiler turns them into vectors.
 #include "ops/formats/cpu.h"
 
-#include "device/formats.h"
-#include "device/narrow.h"
+#include "backends/cpu/codes.h"
 
 namespace dspark::DSPARK_ISA {
+
+using namespace codes;
+
 namespace {
 
 template <class Code>
@@ -20,49 +22,6 @@ void encode_range(const EncodeArgs& args, int64_t begin, int64_t end) {
         narrow(args.values[i], &code);
         args.codes[i] = code.bits;
     }
-}
-
-// Weights are unpacked to one code a byte, this many at a time: a fixed number makes vectors.
-constexpr int kChunk = 32;
-
-// Codes of one byte each.
-template <class Code_>
-struct Bytes {
-    using Code = Code_;
-    static constexpr int64_t kPerByte = 1;
-    static Code at(const uint8_t* codes, int64_t i) { return {codes[i]}; }
-    static const uint8_t* unpack(const uint8_t* codes, uint8_t*) { return codes; }
-};
-
-// And two in a byte.
-struct Pairs {
-    using Code = Fp4E2M1;
-    static constexpr int64_t kPerByte = 2;
-    static Code at(const uint8_t* codes, int64_t i) {
-        return i % 2 == 0 ? low_half(codes[i / 2]) : high_half(codes[i / 2]);
-    }
-    static const uint8_t* unpack(const uint8_t* codes, uint8_t* each) {
-        for (int i = 0; i < kChunk / 2; ++i) {
-            each[2 * i] = low_half(codes[i]).bits;
-            each[2 * i + 1] = high_half(codes[i]).bits;
-        }
-        return each;
-    }
-};
-
-// A run of `count` weights that share a scale.
-template <class Codes, class Out>
-void scale_run(const uint8_t* codes, float scale, Out* out, int64_t count) {
-    using Code = typename Codes::Code;
-    uint8_t each[kChunk];
-    int64_t done = 0;
-    for (; done + kChunk <= count; done += kChunk) {
-        const uint8_t* chunk = Codes::unpack(codes + done / Codes::kPerByte, each);
-        for (int i = 0; i < kChunk; ++i) {
-            narrow(to_float(Code{chunk[i]}) * scale, &out[done + i]);
-        }
-    }
-    for (; done < count; ++done) narrow(to_float(Codes::at(codes, done)) * scale, &out[done]);
 }
 
 float scale_at(const DequantizeArgs& args, int64_t index) {
@@ -140,11 +99,11 @@ void encode_codes(const EncodeArgs& args, int64_t begin, int64_t end) {
 void dequantize_rows(const DequantizeArgs& args, int64_t row_begin, int64_t row_end) {
     switch (args.format) {
         case CodeFormat::kFp8E4M3:
-            return dequantize_as<Bytes<Fp8E4M3>>(args, row_begin, row_end);
+            return dequantize_as<CodeBytes<Fp8E4M3>>(args, row_begin, row_end);
         case CodeFormat::kFp8E4M3Fnuz:
-            return dequantize_as<Bytes<Fp8E4M3Fnuz>>(args, row_begin, row_end);
+            return dequantize_as<CodeBytes<Fp8E4M3Fnuz>>(args, row_begin, row_end);
         case CodeFormat::kFp4E2M1:
-            return dequantize_as<Pairs>(args, row_begin, row_end);
+            return dequantize_as<CodePairs>(args, row_begin, row_end);
         case CodeFormat::kE8M0:
             return;  // refused by the caller
     }

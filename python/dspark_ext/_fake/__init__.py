@@ -4,6 +4,7 @@ from . import (  # noqa: F401
     attention,
     decoder,
     draft,
+    experts,
     formats,
     linear,
     moe,

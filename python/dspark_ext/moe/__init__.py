@@ -2,6 +2,8 @@
 
 from .dispatch import combine, permute
 from .expert_parallel import Dispatched, ExpertParallel
+from .fused import ExpertWeights, apply_experts, fused_moe
+from .gemm import grouped_gemm, swiglu
 from .plan import DispatchPlan, PlanCapacity, plan, plan_capacity
 from .route import DEAD_ROW, EMPTY_ROW, INVALID_ID, NAN_ROW, Routing, route
 
@@ -13,11 +15,16 @@ __all__ = [
     "DispatchPlan",
     "Dispatched",
     "ExpertParallel",
+    "ExpertWeights",
     "PlanCapacity",
     "Routing",
+    "apply_experts",
     "combine",
+    "fused_moe",
+    "grouped_gemm",
     "permute",
     "plan",
     "plan_capacity",
     "route",
+    "swiglu",
 ]

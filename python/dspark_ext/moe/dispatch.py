@@ -4,6 +4,8 @@ import torch
 
 from .plan import DispatchPlan
 
+_ops = torch.ops.dspark_ext
+
 
 def permute(x: torch.Tensor, plan: DispatchPlan) -> torch.Tensor:
     """Copies the row of each token to the rows of its slots.
@@ -20,7 +22,7 @@ def permute(x: torch.Tensor, plan: DispatchPlan) -> torch.Tensor:
 
     Raises RuntimeError for shapes, dtypes and devices.
     """
-    return torch.ops.dspark_ext.permute(x, plan.sorted, plan.inverse)
+    return _ops.permute(x, plan.sorted, plan.inverse)
 
 
 def combine(
@@ -54,4 +56,4 @@ def combine(
     Raises RuntimeError for shapes, dtypes and devices and, on a CPU, for a row of the plan that y
     does not have; on a GPU such a slot adds nothing.
     """
-    return torch.ops.dspark_ext.combine(y, plan.inverse, weights, shared, residual)
+    return _ops.combine(y, plan.inverse, weights, shared, residual)

@@ -4,6 +4,8 @@ from typing import NamedTuple
 
 import torch
 
+_ops = torch.ops.dspark_ext
+
 
 class DispatchPlan(NamedTuple):
     """Result of `plan`. T tokens, k slots per token, E experts; slot t * k + j is choice j of t.
@@ -76,9 +78,7 @@ def plan(
     """
     if tile_rows is not None and tile_rows < 1:
         raise ValueError(f"dspark_ext.plan: tile_rows: expected at least 1, got {tile_rows}")
-    return DispatchPlan(
-        *torch.ops.dspark_ext.plan(ids, num_experts, alignment, expert_map, tile_rows or 0)
-    )
+    return DispatchPlan(*_ops.plan(ids, num_experts, alignment, expert_map, tile_rows or 0))
 
 
 def plan_capacity(

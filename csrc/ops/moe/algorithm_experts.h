@@ -1,0 +1,84 @@
+// The rules of the expert layer, for every backend. Section 13 of docs/numerics.md.
+#pragma once
+
+#include "device/dtype.h"
+#include "device/formats.h"
+#include "ops/moe/algorithm.h"
+#include "ops/moe/args_experts.h"
+
+namespace dspark::DSPARK_ISA::experts {
+
+// A product is summed in this many lanes, lane = column mod 16, then by the halving tree.
+constexpr int kProductLanes = 16;
+
+// ---- weights ------------------------------------------------------------------------------------
+
+// How weights are read out of 32-bit words of memory. A decoder has
+//     kPerWord             weights in a word
+//     decode(word, i)      the float32 of weight i of a word, without its scale
+struct Float32Decoder {
+    static constexpr int kPerWord = 1;
+    DSPARK_DEVICE static float decode(uint32_t word, int) { return bit_cast<float>(word); }
+};
+template <class Half>
+struct HalfDecoder {
+    static constexpr int kPerWord = 2;
+    DSPARK_DEVICE static float decode(uint32_t word, int i) {
+        return to_float(Half{static_cast<uint16_t>(word >> 16 * i)});
+    }
+};
+template <class Code>
+struct ByteDecoder {
+    static constexpr int kPerWord = 4;
+    DSPARK_DEVICE static float decode(uint32_t word, int i) {
+        return to_float(Code{static_cast<uint8_t>(word >> 8 * i)});
+    }
+};
+struct Fp4Decoder {
+    static constexpr int kPerWord = 8;
+    DSPARK_DEVICE static float decode(uint32_t word, int i) {
+        return to_float(Fp4E2M1{static_cast<uint8_t>((word >> 4 * i) & 0xFu)});
+    }
+};
+
+// The scale of block column `block` in a row of scales that begins at `first`.
+DSPARK_DEVICE float scale_at(const ExpertWeights& weight, int64_t first, int64_t block) {
+    if (weight.scale_is_e8m0) {
+        return to_float(E8M0{uint8_t{global_cast<const uint8_t>(weight.scale)[first + block]}});
+    }
+    return global_cast<const float>(weight.scale)[first + block];
+}
+
+// Where the scales of row n of an expert begin.
+DSPARK_DEVICE int64_t first_scale(const ExpertWeights& weight, int64_t expert, int64_t n) {
+    return (expert * weight.scale_rows + n / weight.block_rows) * weight.scale_columns;
+}
+
+// ---- rows ---------------------------------------------------------------------------------------
+
+// The row of x that row r of the plan is computed from, or -1: none.
+DSPARK_DEVICE int64_t source_row(const GroupedGemmArgs& args, int64_t row) {
+    const int64_t token = moe::token_of_row(args.rows, row);
+    return token < 0 || args.gather ? token : row;
+}
+
+// ---- activation ---------------------------------------------------------------------------------
+
+// x / (1 + e^-x). V: float or a vector of them.
+template <class V>
+DSPARK_DEVICE V silu(V x) {
+    const auto is_negative = less(x, V(0.0f));
+    const V magnitude = select(is_negative, V(0.0f) - x, x);
+    const V t = exp_nonpositive(V(0.0f) - magnitude);
+    return x * (select(is_negative, t, V(1.0f)) / (V(1.0f) + t));
+}
+
+template <class V>
+DSPARK_DEVICE V clamped_swiglu(V gate, V up, V limit) {
+    const V minus = V(0.0f) - limit;
+    const V g = select(less(limit, gate), limit, gate);
+    const V from_above = select(less(limit, up), limit, up);
+    return silu(g) * select(less(from_above, minus), minus, from_above);
+}
+
+}  // namespace dspark::DSPARK_ISA::experts

@@ -1,0 +1,73 @@
+// The launch sequences of the expert layer: one text for every device compiler and the emulator.
+#include "ops/moe/launch_experts.h"
+
+#include "device/sequence.h"
+#include "ops/moe/kernel_experts.h"
+
+namespace dspark::DSPARK_ISA {
+namespace {
+
+using namespace experts;
+
+// Blocks of a grid that goes through more items than that.
+constexpr int64_t kMostBlocks = int64_t{1} << 20;
+
+int64_t ceil_div_of(int64_t a, int64_t b) {
+    return (a + b - 1) / b;
+}
+
+int64_t blocks_for(int64_t items) {
+    return items < kMostBlocks ? items : kMostBlocks;
+}
+
+template <int W>
+void launch_gemm(Sequence& sequence, const GemmLaunch& launch) {
+    const char* const name = "grouped_gemm";
+    const int64_t blocks = blocks_for(launch.items);
+    switch (launch.args.weight.format) {
+        case WeightFormat::kFloat32:
+            return sequence.run(name, grouped_gemm_kernel<W, Float32Decoder>, blocks, launch);
+        case WeightFormat::kBFloat16:
+            return sequence.run(name, grouped_gemm_kernel<W, HalfDecoder<BFloat16>>, blocks,
+                                launch);
+        case WeightFormat::kFloat16:
+            return sequence.run(name, grouped_gemm_kernel<W, HalfDecoder<Float16>>, blocks, launch);
+        case WeightFormat::kFp8E4M3:
+            return sequence.run(name, grouped_gemm_kernel<W, ByteDecoder<Fp8E4M3>>, blocks, launch);
+        case WeightFormat::kFp8E4M3Fnuz:
+            return sequence.run(name, grouped_gemm_kernel<W, ByteDecoder<Fp8E4M3Fnuz>>, blocks,
+                                launch);
+        case WeightFormat::kMxFp4:
+            return sequence.run(name, grouped_gemm_kernel<W, Fp4Decoder>, blocks, launch);
+    }
+}
+
+int grouped_gemm(const GroupedGemmArgs& args, LaunchTarget& target) {
+    GemmLaunch launch = {args, ceil_div_of(args.weight.rows, kBlockWeights), 0, 0};
+    launch.tile_items = args.tiles.count * launch.ranges;
+    launch.items = launch.tile_items + ceil_div_of(args.rows.capacity, kGroups);
+    return with_warp_size([&](auto warp_size) {
+        Sequence sequence(target);
+        launch_gemm<warp_size>(sequence, launch);
+        return sequence.code();
+    });
+}
+
+int swiglu(const SwigluArgs& args, LaunchTarget& target) {
+    SwigluLaunch launch = {args, ceil_div_of(args.width, kThreads), 0};
+    launch.items = args.num_rows * launch.pieces;
+    return with_warp_size([&](auto warp_size) {
+        Sequence sequence(target);
+        sequence.run("swiglu", swiglu_kernel<warp_size>, blocks_for(launch.items), launch);
+        return sequence.code();
+    });
+}
+
+}  // namespace
+
+const ExpertsLaunch& experts_launch() {
+    static const ExpertsLaunch functions = {grouped_gemm, swiglu};
+    return functions;
+}
+
+}  // namespace dspark::DSPARK_ISA

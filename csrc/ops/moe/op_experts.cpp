@@ -1,0 +1,103 @@
+// The expert layer on the CPU and on GPUs: how each runs its kernels.
+#include "ops/moe/op_experts.h"
+
+#include <memory>
+
+#include "backends/cpu/isa.h"
+#include "ops/moe/cpu_experts.h"
+#if defined(DSPARK_BUILD_CUDA) || defined(DSPARK_BUILD_HIP)
+#include "host/gpu.h"
+#include "ops/moe/launch_experts.h"
+#define DSPARK_HAS_GPU
+#endif
+
+namespace dspark::experts {
+namespace {
+
+struct OnCpu {
+    static constexpr int64_t kMinElementsPerThread = 1 << 14;
+
+    static void check_device(const char* op, const char* name, const Tensor& tensor) {
+        Arg(op, name, tensor).on_cpu();
+    }
+
+    static void run(const GroupedGemmArgs& args, const Tensor&) {
+        const int64_t bad = DSPARK_CPU_DISPATCH(first_bad_tile, args);
+        if (bad >= 0) {
+            fail(kGemm, "plan",
+                 "expected tiles of experts below " + std::to_string(args.weight.num_experts) +
+                     " and rows below " + std::to_string(args.rows.capacity) + ", got expert " +
+                     std::to_string(args.tiles.expert[bad]) + ", first row " +
+                     std::to_string(args.tiles.row[bad]) + " and " +
+                     std::to_string(args.tiles.size[bad]) + " rows for tile " +
+                     std::to_string(bad));
+        }
+        torch::stable::parallel_for(0, args.rows.capacity, grain(args.weight.rows),
+                                    [&](int64_t begin, int64_t end) {
+                                        DSPARK_CPU_DISPATCH(clear_unused_rows, args, begin, end);
+                                    });
+        const int64_t ranges = (args.weight.rows + kItemWeights - 1) / kItemWeights;
+        torch::stable::parallel_for(
+            0, tiles_in_use(args.tiles) * ranges, 1, [&](int64_t begin, int64_t end) {
+                const std::unique_ptr<float[]> scratch(
+                    new float[static_cast<size_t>(scratch_floats(args.weight))]);
+                DSPARK_CPU_DISPATCH(grouped_gemm, args, begin, end, scratch.get());
+            });
+    }
+
+    static void run(const SwigluArgs& args, const Tensor&) {
+        torch::stable::parallel_for(
+            0, args.num_rows, grain(args.width),
+            [&](int64_t begin, int64_t end) { DSPARK_CPU_DISPATCH(swiglu, args, begin, end); });
+    }
+
+  private:
+    static int64_t grain(int64_t elements) { return kMinElementsPerThread / (elements + 1) + 1; }
+
+    // Threads get equal shares of these, so that none is left with the empty end of the table.
+    static int64_t tiles_in_use(const TileTable& tiles) {
+        int64_t count = 0;
+        while (count < tiles.count && tiles.expert[count] >= 0) ++count;
+        return count;
+    }
+};
+
+#ifdef DSPARK_HAS_GPU
+
+// On torch's current stream of the device; without waiting for the kernels, so that a graph can
+// capture them.
+struct OnGpu {
+    static void check_device(const char* op, const char* name, const Tensor& tensor) {
+        if (!tensor.is_cuda()) fail(op, name, "expected the GPU of the other tensors, got cpu");
+    }
+    static void run(const GroupedGemmArgs& args, const Tensor& like) {
+        run_on(gpu::Device(kGemm, like), args, &ExpertsLaunch::grouped_gemm);
+    }
+    static void run(const SwigluArgs& args, const Tensor& like) {
+        run_on(gpu::Device(kSwiglu, like), args, &ExpertsLaunch::swiglu);
+    }
+
+  private:
+    template <class Args>
+    static void run_on(const gpu::Device& device, const Args& args,
+                       int (*ExpertsLaunch::*sequence)(const Args&, LaunchTarget&)) {
+        LaunchTarget target = {device.stream()};
+        const int code = (device.backend().experts->*sequence)(args, target);
+        device.check(code, target.failed);
+    }
+};
+
+#endif
+
+}  // namespace
+}  // namespace dspark::experts
+
+STABLE_TORCH_LIBRARY_IMPL(dspark_ext, CPU, m) {
+    dspark::experts::Operators<dspark::experts::OnCpu>::implement(m);
+}
+
+#ifdef DSPARK_HAS_GPU
+STABLE_TORCH_LIBRARY_IMPL(dspark_ext, CUDA, m) {
+    dspark::experts::Operators<dspark::experts::OnGpu>::implement(m);
+}
+#endif

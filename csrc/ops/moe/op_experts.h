@@ -1,0 +1,55 @@
+// The operators of the expert layer: checks and allocation, then the kernels of a backend.
+//
+// A Backend is a struct of static members:
+//     check_device(op, name, tensor)   fails unless the backend serves the tensor's device
+//     run(args, like)                  for each argument struct; `like` is on the device
+#pragma once
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+
+#include <string>
+#include <vector>
+
+#include "ops/moe/checks_experts.h"
+
+namespace dspark::experts {
+
+template <class Backend>
+struct Operators {
+    static Tensor grouped_gemm(const Tensor& x, const Tensor& weight, const OptionalTensor& scales,
+                               std::string format, std::vector<int64_t> block, const Tensor& sorted,
+                               const Tensor& inverse, const Tensor& tile_expert,
+                               const Tensor& tile_row, const Tensor& tile_size, bool gather,
+                               ScalarType dtype) {
+        Backend::check_device(kGemm, "x", x);
+        Arg(kGemm, "weight", weight).on_device_of(x);
+        const ExpertWeights weights = check_weight(weight, scales, format, block);
+        const Tensor rows = moe::with_dense_rows(x);
+        GroupedGemmArgs args = check_grouped_gemm(
+            rows, weights, {sorted, inverse, tile_expert, tile_row, tile_size}, gather, dtype);
+        Tensor out = host::new_tensor(x, {args.rows.capacity, weights.rows}, dtype);
+        args.out = out.mutable_data_ptr();
+        if (out.numel() > 0) Backend::run(args, x);
+        return out;
+    }
+
+    static Tensor swiglu(const Tensor& gate_up, std::optional<double> limit, bool interleaved) {
+        Backend::check_device(kSwiglu, "gate_up", gate_up);
+        const Tensor rows = moe::with_dense_rows(gate_up);
+        SwigluArgs args = check_swiglu(rows, limit, interleaved);
+        Tensor out = host::new_tensor(gate_up, {args.num_rows, args.width}, gate_up.scalar_type());
+        args.out = out.mutable_data_ptr();
+        if (out.numel() > 0) Backend::run(args, gate_up);
+        return out;
+    }
+
+    // For a dispatch key whose tensors the backend serves.
+    template <class Library>
+    static void implement(Library& m) {
+        m.impl("grouped_gemm", TORCH_BOX(&grouped_gemm));
+        m.impl("swiglu", TORCH_BOX(&swiglu));
+    }
+};
+
+}  // namespace dspark::experts

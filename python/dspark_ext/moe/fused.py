@@ -1,0 +1,144 @@
+"""The expert layer in one call."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .dispatch import combine
+from .gemm import grouped_gemm, swiglu
+from .plan import DispatchPlan, plan
+
+# Rows of a tile. A CPU reads the weights of an expert once for so many; on a GPU more, smaller
+# tiles are more blocks.
+TILE_ROWS_CPU = 64
+TILE_ROWS_GPU = 16
+
+
+class ExpertWeights(NamedTuple):
+    """The weights of gated experts.
+
+    w13: [E, 2N, d] or its codes: the rows of the gates (w1), then those of the ups (w3); or in
+        turns, see `interleaved`.
+    w2: [E, d, N] or its codes.
+    w13_scales, w2_scales, format, block: of codes, as for `grouped_gemm`.
+    interleaved: row 2i of w13 is gate i, row 2i + 1 up i.
+    """
+
+    w13: Tensor
+    w2: Tensor
+    w13_scales: Tensor | None = None
+    w2_scales: Tensor | None = None
+    format: str | None = None
+    block: tuple[int, int] | None = None
+    interleaved: bool = False
+
+
+def apply_experts(
+    x: Tensor,
+    weights: ExpertWeights,
+    plan: DispatchPlan,
+    *,
+    swiglu_limit: float | None = None,
+    gather: bool = True,
+) -> Tensor:
+    """y[r] = w2 swiglu(w13 x[row of r]) with the weights of row r's expert.
+
+    What `ExpertParallel` takes as `experts`, and `combine` as y. Both products and the activation
+    between them are rounded to the dtype of x.
+
+    Args:
+        x: [T, d], or without `gather` [capacity, d], as for `grouped_gemm`.
+        weights: of the experts of the plan.
+        plan: of `moe.plan(..., tile_rows=n)`.
+        swiglu_limit: as for `swiglu`.
+
+    Returns:
+        [capacity, d], dtype of x. A row does not depend on the others.
+
+    Raises RuntimeError for shapes, dtypes, devices and formats.
+    """
+    how = {"format": weights.format, "block": weights.block}
+    gate_up = grouped_gemm(x, weights.w13, plan, scales=weights.w13_scales, gather=gather, **how)
+    hidden = swiglu(gate_up, swiglu_limit, interleaved=weights.interleaved)
+    return grouped_gemm(hidden, weights.w2, plan, scales=weights.w2_scales, gather=False, **how)
+
+
+def fused_moe(
+    x: Tensor,
+    w13: Tensor,
+    w2: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    *,
+    w13_scales: Tensor | None = None,
+    w2_scales: Tensor | None = None,
+    format: str | None = None,
+    block: tuple[int, int] | None = None,
+    interleaved: bool = False,
+    num_experts: int | None = None,
+    expert_map: Tensor | None = None,
+    swiglu_limit: float | None = None,
+    shared: ExpertWeights | tuple | None = None,
+    residual: Tensor | None = None,
+) -> Tensor:
+    """out[t] = sum over j of weights[t, j] * f[ids[t, j]](x[t]), + shared expert, + residual.
+
+    f_e(x) = w2[e] swiglu(w13[e] x). The choices are taken in slot order in float32 and with the
+    weights exactly as given: nothing is renormalised, scaled or chosen again. A choice whose expert
+    is not here (id -1, or out of range) adds nothing; a token without any gives exactly 0, plus
+    `shared` and `residual`. Weights of experts that no token chose are not read.
+
+    The steps are `plan`, `grouped_gemm`, `swiglu`, `grouped_gemm`, `combine`; what passes from one
+    to the next is in the dtype of x. Their sizes follow from the shapes alone and nothing is read
+    back, so that a graph can capture the call. The row of a token has the same bits on every
+    backend, run to run, and whatever the other tokens are.
+
+    Args:
+        x: float32, bfloat16 or float16 [T, d]; T may be 0.
+        w13, w2: [E, 2N, d] and [E, d, N], see `ExpertWeights`, with w13_scales, w2_scales, format,
+            block and interleaved.
+        ids: int32 or int64 [T, k], any strides.
+        weights: float32, bfloat16 or float16 [T, k], any strides.
+        num_experts: E, if it is to be checked.
+        expert_map: int32 [num_ids], the expert here of each id, as for `plan`.
+        swiglu_limit: as for `swiglu`; of the shared expert, too.
+        shared: an expert that every token goes to with weight 1: an `ExpertWeights` (or its fields
+            as a tuple) with w13 [2N', d] and w2 [d, N'] and scales without the dimension E.
+        residual: [T, d], dtype of x.
+
+    Returns:
+        [T, d], dtype of x.
+
+    Raises:
+        RuntimeError: a shape, dtype, device or format does not fit; the message names the operator
+            and the argument.
+        ValueError: num_experts is not that of the weights.
+    """
+    experts = ExpertWeights(w13, w2, w13_scales, w2_scales, format, block, interleaved)
+    if num_experts is not None and num_experts != w13.shape[0]:
+        raise ValueError(
+            f"dspark_ext.fused_moe: num_experts: expected E={w13.shape[0]} of w13, got "
+            f"{num_experts}"
+        )
+    rows = TILE_ROWS_CPU if x.device.type == "cpu" else TILE_ROWS_GPU
+    dispatch = plan(ids, w13.shape[0], expert_map=expert_map, tile_rows=rows)
+    y = apply_experts(x, experts, dispatch, swiglu_limit=swiglu_limit)
+    every = None if shared is None else _apply_shared(x, ExpertWeights(*shared), swiglu_limit, rows)
+    return combine(y, dispatch, weights, shared=every, residual=residual)
+
+
+def _apply_shared(x: Tensor, weights: ExpertWeights, swiglu_limit, tile_rows: int) -> Tensor:
+    """[T, d]: the expert that every token goes to."""
+    one = weights._replace(
+        **{
+            name: value[None]
+            for name, value in weights._asdict().items()
+            if isinstance(value, torch.Tensor)
+        }
+    )
+    everyone = torch.zeros((x.shape[0], 1), dtype=torch.int32, device=x.device)
+    dispatch = plan(everyone, 1, tile_rows=tile_rows)
+    return apply_experts(x, one, dispatch, swiglu_limit=swiglu_limit)
