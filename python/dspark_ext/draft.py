@@ -88,7 +88,7 @@ def markov_sample(
     Args:
         base_logits: [B, K, V_draft] float32, bfloat16 or float16; -inf excludes an id. K may be
             more or fewer rows than the head was trained for.
-        anchor: int64 [B] (int32 is converted), x_0, in [0, V).
+        anchor: int64 [B] (other integers are converted), x_0, in [0, V).
         w1: [V, r], embedding of the previous token, by target id.
         w2: [V_draft, r], its effect on each draft id. float32, bfloat16 or float16, each of them.
         head: "vanilla", "gated" or "rnn". The other two need `hidden` and `head_weight`.
@@ -118,24 +118,17 @@ def markov_sample(
 
     Source: DSpark paper section 3.1; DeepSpec markov_head.py.
     """
-    if base_logits.dim() != 3:
-        raise RuntimeError(
-            "dspark_ext.markov_sample: base_logits: expected shape [B, K, V_draft], got "
-            f"{list(base_logits.shape)}"
-        )
-    if w1.dim() != 2:
-        raise RuntimeError(
-            f"dspark_ext.markov_sample: w1: expected shape [V, r], got {list(w1.shape)}"
-        )
-    device = base_logits.device
-    batch = base_logits.shape[0]
+    op = "markov_sample"
+    _check_dim(op, "base_logits", base_logits, ["B", "K", "V_draft"])
+    _check_dim(op, "w1", w1, ["V", "r"])
+    batch, device = base_logits.shape[0], base_logits.device
     if num_drafts is None:
         num_drafts = base_logits.shape[1]
     if vocab_size is None:
         vocab_size = base_logits.shape[2] if d2t is None else w1.shape[0]
     token_ids, logits, prev_embed, *statistics = torch.ops.dspark_ext.markov_sample(
         base_logits,
-        anchor.to(torch.int64),
+        _as_integers(op, "anchor", anchor),
         w1,
         w2,
         head,
@@ -143,10 +136,10 @@ def markov_sample(
         head_weight,
         head_bias,
         method,
-        _per_request(temperature, batch, torch.float32, device),
-        _per_request(seeds, batch, torch.int64, device),
-        _per_request(positions, batch, torch.int64, device),
-        None if d2t is None else d2t.to(torch.int64),
+        _per_request(temperature, batch, device),
+        _integer_per_request(op, "seeds", seeds, batch, device),
+        _integer_per_request(op, "positions", positions, batch, device),
+        None if d2t is None else _as_integers(op, "d2t", d2t),
         num_drafts,
         vocab_size,
         exact,
@@ -195,9 +188,13 @@ def markov_logits(
 
     Source: DSpark paper section 3.1; DeepSpec markov_head.py.
     """
+    op = "markov_logits"
+    _check_dim(op, "base_logits", base_logits, ["B", "V_draft"])
+    if hidden is not None:
+        _check_dim(op, "hidden", hidden, ["B", "d"])
     logits, prev_embed, next_state = torch.ops.dspark_ext.markov_logits(
         base_logits.unsqueeze(1),
-        anchor.to(torch.int64),
+        _as_integers(op, "anchor", anchor),
         w1,
         w2,
         head,
@@ -225,7 +222,8 @@ def row_statistics(logits: torch.Tensor, temperature: torch.Tensor | float) -> R
 
     Source: docs/numerics.md, sections 1 to 3.
     """
-    heat = _per_request(temperature, logits.shape[0], torch.float32, logits.device)
+    _check_dim("row_statistics", "logits", logits, ["N", "V"])
+    heat = _per_request(temperature, logits.shape[0], logits.device)
     statistics = torch.ops.dspark_ext.row_statistics(logits, heat)
     return RowStatistics(heat + 0.0, *statistics)
 
@@ -256,6 +254,8 @@ def draw_shard(
 
     Source: docs/numerics.md, section 6.
     """
+    op = "draw_shard"
+    _check_dim(op, "logits", logits, ["N", "width"])
     rows, device = logits.shape[0], logits.device
     return torch.ops.dspark_ext.draw_shard(
         logits,
@@ -263,8 +263,8 @@ def draw_shard(
         statistics.tile_max,
         statistics.tile_sum,
         statistics.temperature,
-        _per_request(seeds, rows, torch.int64, device),
-        _per_request(positions, rows, torch.int64, device),
+        _integer_per_request(op, "seeds", seeds, rows, device),
+        _integer_per_request(op, "positions", positions, rows, device),
         slot,
     )
 
@@ -299,8 +299,10 @@ def confidence(
         bias = torch.tensor([bias], dtype=torch.float32, device=hidden.device)
     if bias is not None:
         bias = bias.reshape(-1)
+    if weight.dim() == 2 and weight.shape[0] == 1:
+        weight = weight[0]
     return torch.ops.dspark_ext.confidence(
-        hidden, prev_embed, weight.reshape(-1), bias, _as_temperatures(temperatures, hidden.device)
+        hidden, prev_embed, weight, bias, _as_temperatures(temperatures, hidden.device)
     )
 
 
@@ -317,6 +319,8 @@ def calibrate(conf_logits: torch.Tensor, temperatures: torch.Tensor) -> torch.Te
 
     Source: sequential temperature scaling, DSpark paper section 5.
     """
+    if conf_logits.dim() == 0:
+        raise RuntimeError("dspark_ext.calibrate: conf_logits: expected shape [..., K], got []")
     rows = conf_logits.to(torch.float32).unsqueeze(0).flatten(0, -2)
     result = torch.ops.dspark_ext.calibrate(rows, _as_temperatures(temperatures, rows.device))
     return result.reshape(conf_logits.shape)
@@ -328,8 +332,33 @@ def _as_temperatures(temperatures, device: torch.device) -> torch.Tensor | None:
     return torch.as_tensor(temperatures, dtype=torch.float32, device=device)
 
 
-def _per_request(value, batch: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A tensor [B] as it is (dtype converted), a number for every request."""
+def _check_dim(op: str, name: str, tensor: torch.Tensor, dims: list[str]) -> None:
+    if tensor.dim() != len(dims):
+        raise RuntimeError(
+            f"dspark_ext.{op}: {name}: expected shape [{', '.join(dims)}], got {list(tensor.shape)}"
+        )
+
+
+def _as_integers(op: str, name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """int64, from any integers; a fraction would be cut off silently."""
+    dtype = tensor.dtype
+    if dtype.is_floating_point or dtype.is_complex or dtype == torch.bool:
+        raise RuntimeError(
+            f"dspark_ext.{op}: {name}: expected integers, got {str(dtype).removeprefix('torch.')}"
+        )
+    return tensor.to(torch.int64)
+
+
+def _integer_per_request(op: str, name: str, value, batch: int, device) -> torch.Tensor:
+    """An int64 tensor [B]; of a number, the same for every request."""
     if isinstance(value, torch.Tensor) and value.dim() > 0:
-        return value.to(dtype)
-    return torch.as_tensor(value, dtype=dtype, device=device).expand(batch).contiguous()
+        return _as_integers(op, name, value)
+    number = _as_integers(op, name, torch.as_tensor(value, device=device))
+    return number.expand(batch).contiguous()
+
+
+def _per_request(value, batch: int, device: torch.device) -> torch.Tensor:
+    """A float32 tensor [B]; of a number, the same for every request."""
+    if isinstance(value, torch.Tensor) and value.dim() > 0:
+        return value.to(torch.float32)
+    return torch.as_tensor(value, dtype=torch.float32, device=device).expand(batch).contiguous()

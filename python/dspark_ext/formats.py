@@ -24,13 +24,24 @@ DEFAULT_BLOCKS = {"fp8_e4m3": (128, 128), "fp8_e4m3fnuz": (128, 128), "mxfp4": (
 SCALE_DTYPES = (torch.float8_e8m0fnu, torch.float32)
 _CODES = {"mxfp4": "fp4_e2m1"}  # name of the codes of a weight format, where it differs
 
+# Dtypes of codes and scales besides uint8; others of one byte hold other numbers.
+_CODE_DTYPES = {
+    "fp8_e4m3": (torch.float8_e4m3fn,),
+    "fp8_e4m3fnuz": (torch.float8_e4m3fnuz,),
+    "fp4_e2m1": (torch.int8, torch.float4_e2m1fn_x2),
+    "mxfp4": (torch.int8, torch.float4_e2m1fn_x2),
+    "e8m0": (torch.float8_e8m0fnu,),
+    "scale": (torch.float8_e8m0fnu, torch.float32),
+}
+
 
 def decode(codes: Tensor, format: str) -> Tensor:
     """Numbers of codes, exactly.
 
     Args:
         codes: `[..., n]` uint8, or the torch dtype of the format (float8_e4m3fn, float8_e4m3fnuz,
-            float8_e8m0fnu). For "fp4_e2m1" a byte holds two, the even one in its low half.
+            float8_e8m0fnu; int8 or float4_e2m1fn_x2). For "fp4_e2m1" a byte holds two, the even one
+            in its low half.
         format: "fp8_e4m3", "fp8_e4m3fnuz", "fp4_e2m1" or "e8m0".
 
     Returns:
@@ -39,7 +50,7 @@ def decode(codes: Tensor, format: str) -> Tensor:
     Raises:
         RuntimeError: wrong dtype, unknown format, a tensor that is not on the CPU.
     """
-    return torch.ops.dspark_ext.decode(as_bytes(codes), format)
+    return torch.ops.dspark_ext.decode(code_bytes("decode", "codes", codes, format), format)
 
 
 def encode(values: Tensor, format: str) -> Tensor:
@@ -90,9 +101,8 @@ def dequantize(
         RuntimeError: a shape, dtype or the format does not fit; the message names the argument.
     """
     block = DEFAULT_BLOCKS.get(format, (0, 0)) if block is None else block
-    if scale.dtype != torch.float32:
-        scale = as_bytes(scale)
-    codes = as_bytes(weight)
+    scale = code_bytes("dequantize", "scale", scale, "scale")
+    codes = code_bytes("dequantize", "weight", weight, format)
     if weight.device.type in ("cpu", "meta"):
         return torch.ops.dspark_ext.dequantize(codes, scale, format, list(block), dtype)
     return _dequantize_elsewhere(codes, scale, format, block, dtype)
@@ -125,16 +135,23 @@ def quantize(
         columns)]` in `scale_dtype`. `dequantize` with the same format and block is the way back.
 
     Raises:
-        ValueError: unknown format or block, a scale dtype that the format does not have, weights
-            that are not finite.
+        ValueError: unknown format or block, a scale dtype that the format does not have, a weight
+            whose shape, dtype or device does not fit or that is not finite.
     """
     block = check_format(format, block, scale_dtype)
+    _check_weight(weight)
     if weight.dim() < 2 or (format == "mxfp4" and weight.shape[-1] % 2):
         wanted = "[..., rows, even columns]" if format == "mxfp4" else "[..., rows, columns]"
-        raise ValueError(f"quantize: weight: expected shape {wanted}, got {list(weight.shape)}")
+        raise ValueError(
+            f"dspark_ext.quantize: weight: expected shape {wanted}, got {list(weight.shape)}"
+        )
+    # A block may be larger than the weight; padding to its whole size would take the memory.
+    block = tuple(min(b, max(size, 1)) for b, size in zip(block, weight.shape[-2:], strict=True))
     values = weight.detach().float()
     if not bool(values.isfinite().all()):
-        raise ValueError("quantize: weight: expected finite numbers, found NaN or infinity")
+        raise ValueError(
+            "dspark_ext.quantize: weight: expected finite numbers, found NaN or infinity"
+        )
     scale = _block_scales(_block_maxima(values.abs(), block), LARGEST[format], scale_dtype)
     per_weight = _spread(scale.float(), block, values.shape)
     codes = encode(values / per_weight, _CODES.get(format, format))
@@ -145,14 +162,17 @@ def check_format(
     format: str, block: tuple[int, int] | None, scale_dtype: torch.dtype
 ) -> tuple[int, int]:
     """The block size in force, or a ValueError that says what does not fit."""
+    name = "dspark_ext.formats"
     if format not in FORMATS:
-        raise ValueError(f"format: expected one of {', '.join(FORMATS)}, got {format!r}")
+        raise ValueError(f"{name}: format: expected one of {', '.join(FORMATS)}, got {format!r}")
     if scale_dtype not in SCALE_DTYPES or (format == "mxfp4" and scale_dtype == torch.float32):
         wanted = "torch.float8_e8m0fnu" + ("" if format == "mxfp4" else " or torch.float32")
-        raise ValueError(f"scale_dtype: expected {wanted} for {format}, got {scale_dtype}")
+        raise ValueError(f"{name}: scale_dtype: expected {wanted} for {format}, got {scale_dtype}")
     block = DEFAULT_BLOCKS[format] if block is None else tuple(block)
     if len(block) != 2 or min(block) < 1 or (format == "mxfp4" and block[1] % 2):
-        raise ValueError(f"block: expected (rows, columns), even columns for mxfp4, got {block}")
+        raise ValueError(
+            f"{name}: block: expected (rows, columns), even columns for mxfp4, got {block}"
+        )
     return block
 
 
@@ -164,6 +184,33 @@ def scale_shape(shape: tuple[int, ...], block: tuple[int, int]) -> tuple[int, ..
 def as_bytes(codes: Tensor) -> Tensor:
     """The same codes as uint8, whatever one-byte dtype they come in; others stay as they are."""
     return codes.view(torch.uint8) if codes.dtype.itemsize == 1 else codes
+
+
+def code_bytes(op: str, name: str, codes: Tensor, format: str) -> Tensor:
+    """`as_bytes` of codes in a dtype of the format; an unknown format is left to the operator."""
+    allowed = (torch.uint8, *_CODE_DTYPES.get(format, (codes.dtype,)))
+    if codes.dtype not in allowed:
+        names = " or ".join(_dtype_name(dtype) for dtype in allowed)
+        raise RuntimeError(
+            f"dspark_ext.{op}: {name}: expected dtype {names}, got {_dtype_name(codes.dtype)}"
+        )
+    return as_bytes(codes)
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _check_weight(weight: Tensor) -> None:
+    if weight.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        raise ValueError(
+            "dspark_ext.quantize: weight: expected dtype float32, bfloat16 or float16, got "
+            f"{_dtype_name(weight.dtype)}"
+        )
+    if weight.device.type != "cpu":
+        raise ValueError(
+            f"dspark_ext.quantize: weight: expected a tensor on the CPU, got {weight.device}"
+        )
 
 
 def _block_maxima(magnitudes: Tensor, block: tuple[int, int]) -> Tensor:
@@ -193,7 +240,9 @@ def _spread(scale: Tensor, block: tuple[int, int], shape: tuple[int, ...]) -> Te
 def _dequantize_elsewhere(codes, scale, format, block, dtype):
     """`dequantize` in torch's own operations, for devices that the compiled one does not serve."""
     if format not in FORMATS:
-        raise RuntimeError(f"dspark_ext.dequantize: format: expected one of {FORMATS}")
+        raise RuntimeError(
+            f"dspark_ext.dequantize: format: expected one of {', '.join(FORMATS)}, got {format}"
+        )
     if format == "mxfp4":
         each = torch.stack([codes & 15, codes >> 4], -1).flatten(-2).int()
         exponent, mantissa = (each >> 1) & 3, each & 1

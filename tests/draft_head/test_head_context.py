@@ -194,6 +194,11 @@ def test_an_anchor_whose_context_is_missing_is_refused(head):
         ([1], [0], "expected consecutive ones from at most 0 for slot 0, got 1 rows in 1..1"),
         ([0, 2], [0, 0], "expected consecutive ones .* got 2 rows in 0..2"),
         ([0, 0], [0, 0], "expected consecutive ones .* got 2 rows in 0..0"),
+        ([0, 0, 2], [0, 0, 0], "positions: expected each position of a slot once"),
+        ([0, 1, 0, 0, 2], [0, 0, 1, 1, 1], "positions: expected each position of a slot once"),
+        ([[0]], [[0]], r"append: positions: expected int64 \[1\], got int64 \[1, 1\]"),
+        ([0, 1], [0], r"append: slots: expected int64 \[2\], got int64 \[1\]"),
+        ([0.0], [0], r"append: positions: expected int64 \[1\], got float32 \[1\]"),
         ([40], [0], r"positions: expected 0..39, got 40..40"),
         ([-1], [0], r"positions: expected 0..39, got -1..-1"),
         ([0], [6], r"append: slot: expected 0..5, got 6"),
@@ -204,6 +209,45 @@ def test_rows_that_cannot_be_are_refused(positions, slots, words):
     features = torch.zeros(len(positions), head.config.num_features)
     with pytest.raises(ValueError, match=words):
         head.append(features, torch.tensor(positions), torch.tensor(slots))
+
+
+def test_lengths_for_other_slots_are_refused(head):
+    draft_heads.fill(head, 0, 3)
+    with pytest.raises(ValueError, match=r"truncate: lengths: expected int64 \[2\], got int64"):
+        head.truncate(torch.tensor([0, 1]), torch.tensor([1]))
+    assert head.context.lengths.tolist() == [3, 0, 0, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    "anchor,positions,slots,words",
+    [
+        ([-1], [5], [2], r"anchor: expected ids in \[0, 37\), got -1"),
+        ([37], [5], [2], r"anchor: expected ids in \[0, 37\), got 37"),
+        ([[1]], [[5]], [[2]], r"anchor: expected int64 \[B=1\], got int64 \[1, 1\]"),
+        ([1], [5, 5], [2], r"positions: expected int64 \[B=1\], got int64 \[2\]"),
+        ([1], [5], [2, 2], r"slots: expected int64 \[B=1\], got int64 \[2\]"),
+    ],
+)
+def test_requests_that_cannot_be_are_refused(head, anchor, positions, slots, words):
+    draft_heads.fill(head, 2, 5)
+    with pytest.raises(ValueError, match="dspark_ext.draft_head: draft: " + words):
+        draft_heads.draft(head, anchor, positions, slots)
+
+
+def test_no_requests_get_no_drafts(head):
+    block = draft_heads.draft(head, [], [], [])
+    assert block.token_ids.shape == (0, 5) and block.logits.shape == (0, 5, 37)
+
+
+def test_a_context_needs_its_target_and_sizes():
+    head = draft_head.make_draft_head(CONFIGS["v41"])
+    with pytest.raises(RuntimeError, match="allocate_context: bind_target has not been called"):
+        head.allocate_context(2, 10)
+    head = draft_heads.make(CONFIGS["v41"])
+    for name in ("max_requests", "max_len", "max_rollback"):
+        sizes = {"max_requests": 2, "max_len": 10, name: -1}
+        with pytest.raises(ValueError, match=f"allocate_context: {name}: expected at least 0"):
+            head.allocate_context(**sizes)
 
 
 def test_features_of_another_width_are_refused(head):
@@ -303,6 +347,8 @@ def test_a_state_with_holes_is_refused():
         lambda s: setattr(s, "positions", s.positions + torch.tensor([0, 0, 0, 0, 0, 1])),
         lambda s: setattr(s, "positions", s.positions[1:]),
         lambda s: setattr(s, "positions", s.positions.int()),
+        lambda s: setattr(s, "positions", s.positions - 2**62),
+        lambda s: setattr(s, "positions", s.positions + 2**62),
     ):
         state = hand_over(head, LONG)
         change(state)

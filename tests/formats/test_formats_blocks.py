@@ -179,6 +179,8 @@ def test_quantize_refuses_what_is_not_finite(bad):
     [
         ((torch.zeros(4, 4), "fp9"), {}, ValueError, "format: expected one of"),
         ((torch.zeros(4), "fp8_e4m3"), {}, ValueError, "weight: expected shape"),
+        ((torch.zeros(4, 4).long(), "fp8_e4m3"), {}, ValueError, "dtype float32.*, got int64"),
+        ((torch.zeros(4, 4, device="meta"), "mxfp4"), {}, ValueError, "on the CPU, got meta"),
         ((torch.zeros(4, 3), "mxfp4"), {}, ValueError, "even columns"),
         ((torch.zeros(4, 4), "fp8_e4m3"), {"block": (0, 4)}, ValueError, "block: expected"),
         ((torch.zeros(4, 4), "mxfp4"), {"block": (1, 3)}, ValueError, "even columns for mxfp4"),
@@ -207,6 +209,26 @@ def test_dequantize_refuses_and_says_why(codes, scale, options, message):
     arguments = {"format": "fp8_e4m3", "block": (32, 32), **options}
     with pytest.raises(RuntimeError, match=message):
         formats.dequantize(torch.zeros(codes, dtype=torch.uint8), torch.ones(scale), **arguments)
+
+
+def test_codes_of_another_format_are_refused():
+    """The dtype says which numbers the bytes are; read as other ones they are silently wrong."""
+    codes, scale = formats.quantize(torch.ones(4, 4), "fp8_e4m3")
+    fnuz = codes.view(torch.float8_e4m3fnuz)
+    message = "expected dtype uint8 or float8_e4m3fn, got float8_e4m3fnuz"
+    with pytest.raises(RuntimeError, match=r"dspark_ext\.dequantize: weight: " + message):
+        formats.dequantize(fnuz, scale, "fp8_e4m3")
+    with pytest.raises(RuntimeError, match=r"dspark_ext\.decode: codes: " + message):
+        formats.decode(fnuz, "fp8_e4m3")
+    with pytest.raises(RuntimeError, match="scale: expected dtype uint8 or float8_e8m0fnu or fl"):
+        formats.dequantize(codes, scale.view(torch.float8_e4m3fn), "fp8_e4m3")
+
+
+def test_a_block_larger_than_the_weight_takes_no_memory():
+    weight = torch.randn(5, 6)
+    whole, huge = (formats.quantize(weight, "fp8_e4m3", block=b) for b in ((5, 6), (2**40, 2**40)))
+    for a, b in zip(whole, huge, strict=True):
+        assert torch.equal(a.view(torch.uint8), b.view(torch.uint8))
 
 
 def test_one_byte_dtypes_are_the_same_codes():

@@ -210,6 +210,7 @@ def test_br032_bad_temperatures_are_errors(temperatures):
         ((HIDDEN, EMBED[:1], WEIGHT), "prev_embed"),
         ((HIDDEN, EMBED.long(), WEIGHT), "prev_embed"),
         ((HIDDEN, EMBED, WEIGHT[:9]), "weight"),
+        ((HIDDEN, EMBED, WEIGHT.reshape(2, -1)), "weight"),
         ((HIDDEN, EMBED, WEIGHT.double()), "weight"),
         ((HIDDEN, EMBED, WEIGHT, torch.zeros(2)), "bias"),
     ],
@@ -218,6 +219,11 @@ def test_errors_name_operator_and_argument(arguments, word):
     with pytest.raises(RuntimeError) as error:
         draft.confidence(*arguments)
     assert f"dspark_ext.confidence: {word}" in str(error.value)
+
+
+def test_calibrate_wants_a_position_dimension():
+    with pytest.raises(RuntimeError, match=r"dspark_ext\.calibrate: conf_logits: .*, got \[\]"):
+        draft.calibrate(torch.tensor(1.0), torch.ones(1))
 
 
 def test_inputs_stay_as_they_are():

@@ -163,6 +163,13 @@ REDUCED = head(2, 3, 20, 4, target=30)
         ({"d2t": torch.ones(20, dtype=torch.int64)}, "d2t"),
         ({"d2t": -torch.ones(20, dtype=torch.int64)}, "d2t"),
         ({"d2t": -torch.arange(20)}, "d2t"),
+        ({"d2t": torch.tensor([0] + 19 * [2**63 - 1])}, "d2t: expected offsets to distinct"),
+        ({"d2t": torch.full((20,), 0.5)}, "d2t: expected integers, got float32"),
+        ({"anchor": torch.tensor([0.5, 1.0])}, "anchor: expected integers, got float32"),
+        ({"seeds": torch.tensor([0.5, 1.0])}, "seeds: expected integers, got float32"),
+        ({"seeds": 0.5}, "seeds: expected integers, got float32"),
+        ({"positions": torch.tensor([True, False])}, "positions: expected integers, got bool"),
+        ({"vocab_size": 2**40}, "at most 2147479551, got 1099511627776"),
     ],
 )
 def test_errors_name_operator_and_argument(changes, word):

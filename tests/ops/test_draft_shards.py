@@ -158,6 +158,21 @@ def test_errors_of_the_operators():
             torch.zeros(2, 5), anchor + 9, w1, w2
         ),
         "markov_logits: w2": lambda: draft.markov_logits(torch.zeros(2, 6), anchor, w1, w2),
+        "markov_logits: base_logits: expected shape [B, V_draft], got [2, 1, 5]": lambda: (
+            draft.markov_logits(torch.zeros(2, 1, 5), anchor, w1, w2)
+        ),
+        "markov_logits: hidden: expected shape [B, d], got [2, 1, 3]": lambda: (
+            draft.markov_logits(
+                torch.zeros(2, 5), anchor, w1, w2, head="gated", hidden=torch.zeros(2, 1, 3),
+                head_weight=torch.zeros(4, 7),
+            )
+        ),
+        "row_statistics: logits: expected shape [N, V], got []": lambda: (
+            draft.row_statistics(torch.tensor(1.0), heat)
+        ),
+        "draw_shard: logits: expected shape [N, width], got []": lambda: (
+            draft.draw_shard(torch.tensor(1.0), 0, statistics, **common)
+        ),
     }  # fmt: skip
     for words, attempt in attempts.items():
         with pytest.raises(RuntimeError) as error:

@@ -168,8 +168,24 @@ def test_refusals(change, message):
 
 
 def test_tiles_of_no_rows_are_refused():
-    with pytest.raises(ValueError, match=r"dspark_ext\.plan: tile_rows: expected at least 1"):
+    with pytest.raises(RuntimeError, match=r"dspark_ext\.plan: tile_rows: expected at least 1"):
         moe.plan(torch.zeros(1, 1, dtype=torch.int64), 1, tile_rows=0)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_tokens": -1}, "num_tokens: expected at least 0, got -1"),
+        ({"k": -1}, "k: expected at least 0, got -1"),
+        ({"num_experts": 0}, "num_experts: expected at least 1, got 0"),
+        ({"alignment": 0}, "alignment: expected at least 1, got 0"),
+        ({"tile_rows": 0}, "tile_rows: expected at least 1, got 0"),
+    ],
+    ids=lambda x: "-".join(x) if isinstance(x, dict) else "",
+)
+def test_capacity_refusals(change, message):
+    with pytest.raises(RuntimeError, match=r"dspark_ext\.plan_capacity: " + message):
+        moe.plan_capacity(**{"num_tokens": 3, "k": 2, "num_experts": 4} | change)
 
 
 @pytest.mark.parametrize("kind", ["holes", "map"])

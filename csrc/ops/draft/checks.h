@@ -95,11 +95,12 @@ inline bool parse_greedy(const std::string& method) {
 inline void check_d2t(const Call& call, const int64_t* d2t, int64_t draft_vocab, int64_t vocab) {
     std::vector<bool> taken(static_cast<size_t>(vocab), false);
     for (int64_t i = 0; i < draft_vocab; ++i) {
-        const int64_t id = i + d2t[i];
-        if (id < 0 || id >= vocab || taken[static_cast<size_t>(id)]) {
+        const bool is_inside = d2t[i] >= -i && d2t[i] < vocab - i;
+        const int64_t id = is_inside ? i + d2t[i] : -1;
+        if (!is_inside || taken[static_cast<size_t>(id)]) {
             fail(call.op, "d2t",
                  "expected offsets to distinct target ids in [0, " + std::to_string(vocab) +
-                     "), got target id " + std::to_string(id) + " for draft id " +
+                     "), got offset " + std::to_string(d2t[i]) + " for draft id " +
                      std::to_string(i));
         }
         taken[static_cast<size_t>(id)] = true;
@@ -147,9 +148,11 @@ inline void check_head(const Call& call, const MarkovModel& in, MarkovArgs& args
 inline void check_sizes(const Call& call, const MarkovInputs& in, MarkovArgs& args) {
     call.within("num_drafts", in.num_drafts, "0 to K=" + std::to_string(args.num_positions), 0,
                 args.num_positions);
+    const int64_t most = INT32_MAX - 4096;
     call.within("vocab_size", in.vocab_size,
-                "at least 1 and V_draft=" + std::to_string(args.draft_vocab),
-                args.draft_vocab > 1 ? args.draft_vocab : 1, INT32_MAX - 4096);
+                "at least 1 and V_draft=" + std::to_string(args.draft_vocab) + ", at most " +
+                    std::to_string(most),
+                args.draft_vocab > 1 ? args.draft_vocab : 1, most);
     args.num_drafts = in.num_drafts;
     args.vocab = in.vocab_size;
     args.tiles = DSPARK_ISA::num_tiles(args.vocab);

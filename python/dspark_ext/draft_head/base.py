@@ -90,6 +90,10 @@ class DSparkDraftHead(nn.Module):
     ) -> DraftContext:
         """Make `context` for so many requests of so many positions; see `DraftContext`."""
         config = self.config
+        if self.embedding_weight is None:
+            raise RuntimeError(
+                "dspark_ext.draft_head: allocate_context: bind_target has not been called"
+            )
         self.context = DraftContext(
             config.flavour,
             config.num_layers,
@@ -119,8 +123,10 @@ class DSparkDraftHead(nn.Module):
                 f"dspark_ext.draft_head: append: features: expected [T, {expected}], got "
                 f"{list(features.shape)}"
             )
+        context = self._context()
+        context.check_rows(len(features), positions, slots)
         combined = self.combine(features.to(self.dtype))
-        self._context().append(self.context_rows(combined, positions), positions, slots)
+        context.append(self.context_rows(combined, positions), positions, slots)
 
     def truncate(self, slots: Tensor, lengths: Tensor) -> None:
         """Roll requests back to `lengths` positions; see `DraftContext.truncate`."""
@@ -170,7 +176,11 @@ class DSparkDraftHead(nn.Module):
         config = self.config
         count = config.trained_drafts if num_drafts is None else num_drafts
         block = max(count, config.trained_drafts) if block_drafts is None else block_drafts
-        if count < 0 or block < max(count, 1):
+        if count < 0:
+            raise ValueError(
+                f"dspark_ext.draft_head: draft: num_drafts: expected at least 0, got {count}"
+            )
+        if block < max(count, 1):
             raise ValueError(
                 f"dspark_ext.draft_head: draft: block_drafts: expected at least num_drafts "
                 f"{count} and 1, got {block}"
@@ -199,6 +209,7 @@ class DSparkDraftHead(nn.Module):
     def block_hidden(self, anchor: Tensor, positions: Tensor, slots: Tensor, drafts: int) -> Tensor:
         """[B, drafts, d], before the final norm: the row that proposes x_k at index k - 1."""
         config = self.config
+        self._check_requests(anchor, positions, slots)
         rows = drafts if config.sample_from_anchor else drafts + 1
         token_ids = anchor.new_full((len(anchor), rows), config.mask_token)
         token_ids[:, 0] = anchor
@@ -215,6 +226,23 @@ class DSparkDraftHead(nn.Module):
         if self.context is None:
             raise RuntimeError("dspark_ext.draft_head: allocate_context has not been called")
         return self.context
+
+    def _check_requests(self, anchor: Tensor, positions: Tensor, slots: Tensor) -> None:
+        given = {"anchor": anchor, "positions": positions, "slots": slots}
+        for name, values in given.items():
+            if values.shape != anchor.shape or values.dim() != 1 or values.is_floating_point():
+                raise ValueError(
+                    f"dspark_ext.draft_head: draft: {name}: expected int64 [B={len(anchor)}], got "
+                    f"{str(values.dtype).removeprefix('torch.')} {list(values.shape)}"
+                )
+        if anchor.device.type != "cpu":
+            return
+        strange = anchor[(anchor < 0) | (anchor >= self.config.vocab_size)]
+        if len(strange):
+            raise ValueError(
+                f"dspark_ext.draft_head: draft: anchor: expected ids in [0, "
+                f"{self.config.vocab_size}), got {int(strange[0])}"
+            )
 
     def _check_target(self, embedding: Tensor, output: Tensor) -> None:
         config = self.config

@@ -67,6 +67,13 @@ class DraftContext(nn.Module):
         super().__init__()
         self.flavour, self.num_layers, self.entries = flavour, num_layers, dict(entries)
         self.window, self.max_requests, self.max_len = window, max_requests, max_len
+        sizes = {"max_requests": max_requests, "max_len": max_len, "max_rollback": max_rollback}
+        for name, value in sizes.items():
+            if value < 0:
+                raise ValueError(
+                    f"dspark_ext.draft_head: allocate_context: {name}: expected at least 0, got "
+                    f"{value}"
+                )
         self.capacity = max_len if window is None else min(max_len, window + max_rollback)
         self.dtype = dtype
         # One slot more than requests: padding rows land there, and its length stays 0.
@@ -88,8 +95,8 @@ class DraftContext(nn.Module):
         """Store ragged rows: name -> [num_layers, T, ...]; positions, slots int64 [T].
 
         Rows of slot -1 are padding. The rows of a slot are consecutive positions in any order. On a
-        CPU a gap, a position beyond max_len and a foreign slot are errors; elsewhere the caller
-        answers for them.
+        CPU a gap, a repeated position, one beyond max_len and a foreign slot are errors; elsewhere
+        the caller answers for them.
         """
         if positions.numel() == 0:
             return
@@ -135,6 +142,8 @@ class DraftContext(nn.Module):
         Raises ValueError where that is more than the slot has, or where a window needs positions
         that the ring has given up (more than `max_rollback` taken back). Reads device values.
         """
+        self._check_index("truncate", "slots", slots)
+        self._check_index("truncate", "lengths", lengths, len(slots))
         for slot, length in zip(slots.tolist(), lengths.tolist()):
             self._check_slot("truncate", slot)
             end = int(self._ends[slot])
@@ -188,6 +197,22 @@ class DraftContext(nn.Module):
             )
         return columns
 
+    def check_rows(self, count: int, positions: Tensor, slots: Tensor) -> None:
+        """Raises ValueError unless there are `count` positions and slots."""
+        self._check_index("append", "positions", positions, count)
+        self._check_index("append", "slots", slots, count)
+
+    @staticmethod
+    def _check_index(call: str, name: str, values: Tensor, size: int | None = None) -> None:
+        fits = values.dim() == 1 and size in (None, len(values))
+        if values.dtype != torch.int64 or not fits:
+            dtype = str(values.dtype).removeprefix("torch.")
+            expected = "[n]" if size is None else f"[{size}]"
+            raise ValueError(
+                f"dspark_ext.draft_head: {call}: {name}: expected int64 {expected}, got {dtype} "
+                f"{list(values.shape)}"
+            )
+
     def _check_slot(self, call: str, slot: int) -> None:
         if not 0 <= slot < self.max_requests:
             raise ValueError(
@@ -221,11 +246,17 @@ class DraftContext(nn.Module):
         large = torch.full_like(self._ends, self.max_len)
         first = large.scatter_reduce(0, slots, positions, "amin")
         last = torch.zeros_like(self._ends).scatter_reduce(0, slots, positions, "amax")
+        repeated = torch.unique(slots * self.max_len + positions).numel() != len(slots)
         count = torch.zeros_like(self._ends).scatter_add(0, slots, torch.ones_like(slots))
         gap = first > self._ends
         if self.window is not None:
             gap &= count < self.window
         torn = (count > 0) & (gap | (last - first + 1 != count))
+        if repeated and not torn.any():
+            raise ValueError(
+                "dspark_ext.draft_head: append: positions: expected each position of a slot once, "
+                "got one twice"
+            )
         if torn.any():
             slot = int(torn.nonzero()[0])
             raise ValueError(

@@ -40,7 +40,7 @@ def experts(x: Tensor, ids: Tensor, weights: Tensor, modules: Sequence[nn.Module
     for expert in flat.unique().tolist():
         places = (flat == expert).nonzero()[:, 0]
         outputs[places] = modules[expert](x[places // top_k])
-    outputs = outputs.view(rows, top_k, -1).float()
+    outputs = outputs.view(rows, top_k, x.shape[-1]).float()
     total = outputs.new_zeros(x.shape)
     for slot in range(top_k):
         total += weights[:, slot, None] * outputs[:, slot]

@@ -60,7 +60,9 @@ class ContextState:
         if positions.dtype != torch.int64 or positions.dim() != 1:
             raise _mismatch("positions", "int64 [n]", f"{positions.dtype} {list(positions.shape)}")
         first = 0 if window is None else max(0, self.length - window)
-        if not torch.equal(positions, torch.arange(first, self.length)):
+        if count != self.length - first or not torch.equal(
+            positions, torch.arange(first, first + count)
+        ):
             expectation = f"{first}..{self.length - 1} in order" if count else "no position"
             raise _mismatch("positions", expectation, positions.tolist()[:8])
         if sorted(self.tensors) != sorted(entries):

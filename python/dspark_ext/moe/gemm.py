@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..formats import CODE_DTYPES, DEFAULT_BLOCKS, as_bytes
+from ..formats import CODE_DTYPES, DEFAULT_BLOCKS, code_bytes
 from .plan import DispatchPlan
 
 _ops = torch.ops.dspark_ext
@@ -60,8 +60,8 @@ def grouped_gemm(
         format = _FORMAT_OF.get(weight.dtype, "")
     return _ops.grouped_gemm(
         x,
-        as_bytes(weight),
-        None if scales is None else as_bytes(scales),
+        code_bytes("grouped_gemm", "weight", weight, format),
+        None if scales is None else code_bytes("grouped_gemm", "scales", scales, "scale"),
         format,
         list(DEFAULT_BLOCKS.get(format, (0, 0)) if block is None else block),
         plan.sorted,

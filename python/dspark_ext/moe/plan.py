@@ -77,7 +77,7 @@ def plan(
     Raises RuntimeError for shapes, dtypes, devices and sizes out of range.
     """
     if tile_rows is not None and tile_rows < 1:
-        raise ValueError(f"dspark_ext.plan: tile_rows: expected at least 1, got {tile_rows}")
+        raise RuntimeError(f"dspark_ext.plan: tile_rows: expected at least 1, got {tile_rows}")
     return DispatchPlan(*_ops.plan(ids, num_experts, alignment, expert_map, tile_rows or 0))
 
 
@@ -94,7 +94,17 @@ def plan_capacity(
     Args:
         num_tokens, k: T and slots per token.
         num_experts, alignment, tile_rows: as given to `plan`.
+
+    Raises RuntimeError for numbers that are negative or, of the last three, below 1.
     """
+    sizes = {"num_tokens": num_tokens, "k": k}
+    units = {"num_experts": num_experts, "alignment": alignment, "tile_rows": tile_rows}
+    for least, numbers in ((0, sizes), (1, units)):
+        for name, value in numbers.items():
+            if value is not None and value < least:
+                raise RuntimeError(
+                    f"dspark_ext.plan_capacity: {name}: expected at least {least}, got {value}"
+                )
 
     def most_units(unit: int) -> int:
         slots = num_tokens * k
