@@ -147,8 +147,11 @@ def test_the_number_of_experts_is_checked():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"w2": torch.zeros(5, 64, 40)}, "grouped_gemm: plan: expected tiles of experts below 5"),
+        ({"w2": torch.zeros(5, 64, 40)}, "fused_moe: w2: expected"),
         ({"w2": torch.zeros(6, 64, 41)}, "grouped_gemm: x: expected shape .*K=41"),
+        ({"w2": torch.zeros(7, 64, 40)}, r"fused_moe: w2: .*got \[6, 80, 64\] and \[7, 64, 40\]"),
+        ({"w2": torch.zeros(6, 65, 40)}, "fused_moe: w2: expected"),
+        ({"w13": torch.zeros(80, 64)}, "fused_moe: w2: expected"),
         ({"w13": torch.zeros(6, 81, 64)}, "swiglu: gate_up: expected an even number"),
         ({"ids": torch.zeros(3, 3)}, "plan: ids: expected dtype int32 or int64"),
         ({"ids": torch.zeros(4, 3).int()}, r"grouped_gemm: x: expected shape \[T=4"),

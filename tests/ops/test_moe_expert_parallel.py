@@ -94,6 +94,8 @@ def test_errors_of_dispatch(group):
     ep = moe.ExpertParallel(group, 8, max_tokens=2)
     with pytest.raises(ValueError, match=r"dispatch: ids: .*got \[2, 3\] and \[1, 4\]"):
         ep.dispatch(torch.zeros(2, 3), torch.zeros(1, 4).int())
+    with pytest.raises(ValueError, match="dispatch: ids: expected int32 or int64, got float32"):
+        ep.dispatch(torch.zeros(2, 3), torch.zeros(2, 4))
     with pytest.raises(ValueError, match="dispatch: x: expected at most max_tokens=2 rows, got 3"):
         ep.dispatch(torch.zeros(3, 3), torch.zeros(3, 4).int())
 

@@ -118,12 +118,17 @@ class ExpertParallel:
                 ids outside [0, E) go nowhere.
 
         Raises:
-            ValueError: shapes do not fit, or T exceeds max_tokens.
+            ValueError: shapes or dtypes do not fit, or T exceeds max_tokens.
         """
         if x.dim() != 2 or ids.dim() != 2 or len(x) != len(ids):
             raise ValueError(
                 "dspark_ext.ExpertParallel.dispatch: ids: expected x [T, d] and ids [T, k], got "
                 f"{list(x.shape)} and {list(ids.shape)}"
+            )
+        if ids.dtype not in (torch.int32, torch.int64):
+            raise ValueError(
+                "dspark_ext.ExpertParallel.dispatch: ids: expected int32 or int64, got "
+                f"{str(ids.dtype).removeprefix('torch.')}"
             )
         if self.max_tokens is not None and len(x) > self.max_tokens:
             raise ValueError(

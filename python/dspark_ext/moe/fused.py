@@ -118,6 +118,7 @@ def fused_moe(
         ValueError: num_experts is not that of the weights.
     """
     experts = ExpertWeights(w13, w2, w13_scales, w2_scales, format, block, interleaved)
+    _check_weights(x, w13, w2)
     if num_experts is not None and num_experts != w13.shape[0]:
         raise ValueError(
             f"dspark_ext.fused_moe: num_experts: expected E={w13.shape[0]} of w13, got "
@@ -128,6 +129,16 @@ def fused_moe(
     y = apply_experts(x, experts, dispatch, swiglu_limit=swiglu_limit)
     every = None if shared is None else _apply_shared(x, ExpertWeights(*shared), swiglu_limit, rows)
     return combine(y, dispatch, weights, shared=every, residual=residual)
+
+
+def _check_weights(x: Tensor, w13: Tensor, w2: Tensor) -> None:
+    """That there is a w2 for each w13, and that a row comes back as wide as it was."""
+    if w13.dim() == w2.dim() == 3 and w2.shape[:2] == (*w13.shape[:1], *x.shape[-1:]):
+        return
+    raise RuntimeError(
+        "dspark_ext.fused_moe: w2: expected w13 [E, 2N, d] and w2 [E, d, N] with the d of x "
+        f"{list(x.shape)}, got {list(w13.shape)} and {list(w2.shape)}"
+    )
 
 
 def _apply_shared(x: Tensor, weights: ExpertWeights, swiglu_limit, tile_rows: int) -> Tensor:
