@@ -1,17 +1,13 @@
 """README and docs stay true: links resolve and the README's example runs."""
 
+import pathlib
 import re
 
 import pytest
 import torch
 
-PAGES = [
-    "README.md",
-    "docs/checkpoints.md",
-    "docs/install.md",
-    "docs/losslessness.md",
-    "docs/sampling.md",
-]
+REPOSITORY = pathlib.Path(__file__).parents[2]
+PAGES = ["README.md", *sorted(f"docs/{page.name}" for page in REPOSITORY.glob("docs/*.md"))]
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -21,6 +17,13 @@ def test_links_resolve(repository, page):
     assert links or page != "README.md"
     missing = [link for link in links if not (path.parent / link).exists()]
     assert missing == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_python_example_is_python(repository, page):
+    text = (repository / page).read_text()
+    for example in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
+        compile(example, page, "exec")
 
 
 def test_the_example_of_the_readme_runs(repository):
