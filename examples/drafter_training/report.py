@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 
 class Window:
@@ -32,6 +33,16 @@ class Window:
         return {k: v if k == "accept" else v[0] for k, v in means.items()}
 
 
+class _Bar(Progress):
+    """A bar, and a line of numbers under it, which narrow terminals wrap."""
+
+    numbers = ""
+
+    def get_renderables(self):
+        yield self.make_tasks_table(self.tasks)
+        yield Text(self.numbers)
+
+
 class Report:
     """Into `out`/log.jsonl, one line per event, and onto the console."""
 
@@ -40,17 +51,16 @@ class Report:
         _drop_torn_line(self.path)
         self.console = console or Console()
         self.steps = steps
-        self.progress = Progress(
+        self.progress = _Bar(
             TextColumn("[bold]step"),
             MofNCompleteColumn(),
             BarColumn(bar_width=20),
-            TextColumn("{task.fields[numbers]}"),
             TimeElapsedColumn(),
             TextColumn("[cyan]{task.fields[left]}"),
             console=self.console,
             disable=not self.console.is_terminal,
         )
-        self.task = self.progress.add_task("", total=steps, numbers="", left="")
+        self.task = self.progress.add_task("", total=steps, left="")
 
     def __enter__(self) -> Report:
         self.progress.start()
@@ -68,8 +78,8 @@ class Report:
     def advance(self, step: int, means: dict, tokens_per_second: float, left: float) -> None:
         """Move the bar."""
         if not self.progress.disable:
-            numbers = f"{_numbers(means)}  {tokens_per_second:.0f} tokens/s"
-            self.progress.update(self.task, completed=step, numbers=numbers, left=_duration(left))
+            self.progress.numbers = f"{_numbers(means)}  {tokens_per_second:.0f} tokens/s"
+            self.progress.update(self.task, completed=step, left=_duration(left))
 
     def report(self, step: int, values: dict) -> None:
         """A line of the log; on the console, too, where no bar can be drawn."""

@@ -1,7 +1,9 @@
 """Settings, schedules and the data of a step; what is refused and how."""
 
 import dataclasses
+import io
 import json
+import re
 import shlex
 from pathlib import Path
 
@@ -205,3 +207,18 @@ def test_the_commands_of_the_documentation():
     for kind in (Settings, Pace, Shape):
         for field in dataclasses.fields(kind):
             assert f"--{field.name.replace('_', '-')}" in page, field.name
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_the_bar_says_everything_at_any_width(tmp_path, width):
+    from drafter_training.report import Report
+    from rich.console import Console
+
+    console = Console(file=io.StringIO(), force_terminal=True, width=width)
+    means = {"loss": 1.25, "ce": 2.5, "tv": 0.5, "confidence": 0.625, "accept": [0.5, 0.25]}
+    with Report(tmp_path, 40, console) as report:
+        report.advance(10, means, tokens_per_second=1234.0, left=3725.0)
+    shown = " ".join(re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", console.file.getvalue()).split())
+    for part in ("10/40", "1:02:05 left", "loss 1.250", "ce 2.500", "tv 0.500", "confidence 0.625",
+                 "accept .50 .25", "1234 tokens/s"):  # fmt: skip
+        assert part in shown
