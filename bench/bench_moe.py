@@ -1,18 +1,21 @@
-"""Dispatch to experts and back against torch's argsort-based way, on the CPU.
+"""Dispatch to experts and back, and expert layers, against torch's ways, on the CPU.
 
 python bench/bench_moe.py [--only T=640] [--threads 1] [--json bench/results/moe.jsonl]
 
 The baseline is what eager mixture-of-experts layers do: sort the ids, gather the rows, count by
-histogram; then weight the rows, bring them into slot order and sum. Peers' dispatch operators are
-measured where they are installed and have a CPU form; where not, the reason is printed.
+histogram; then weight the rows, bring them into slot order and sum. Layers are measured against
+torch's loop over the experts, which decodes the weights of each expert it meets. Peers' dispatch
+operators are measured where they are installed and have a CPU form; where not, the reason is
+printed.
 """
 
 import importlib
 
 import harness
 import torch
+import torch.nn.functional as F
 
-from dspark_ext import moe
+from dspark_ext import formats, moe
 
 # tokens, experts, slots, width
 SHAPES = (
@@ -22,6 +25,9 @@ SHAPES = (
     (640, 256, 8, 7168),
     (4096, 256, 8, 2048),
 )
+# tokens, experts, slots, width, inner width
+LAYERS = ((5, 32, 3, 2048, 768), (128, 32, 3, 2048, 768), (512, 8, 2, 1024, 512))
+LAYER_FORMATS = ("bf16", "fp8_e4m3", "mxfp4")
 # module to import, operator, arguments behind the three outputs
 PEERS = {
     "vllm": ("vllm._custom_ops", "_moe_C::moe_align_block_size", ()),
@@ -144,6 +150,72 @@ def combine_case(shape: tuple) -> harness.Case:
     )
 
 
+# ---- expert layers ------------------------------------------------------------------------------
+
+
+def layer_weight(format: str, shape: tuple) -> dict:
+    values = torch.randn(shape) / shape[2] ** 0.5
+    if format == "bf16":
+        return {"weight": values.bfloat16(), "scales": None}
+    codes, scales = formats.quantize(values, format)
+    return {"weight": codes, "scales": scales}
+
+
+def layer_inputs(shape: tuple, format: str) -> tuple:
+    tokens, experts, k, width, inner = shape
+    w13 = layer_weight(format, (experts, 2 * inner, width))
+    w2 = layer_weight(format, (experts, width, inner))
+    x = torch.randn(tokens, width).bfloat16()
+    return x, make_ids(tokens, experts, k), torch.rand(tokens, k), w13, w2
+
+
+def torch_layer(format: str, x, ids, weights, w13, w2) -> torch.Tensor:
+    """A loop over the experts, bfloat16 throughout but for the sum."""
+
+    def dense(part: dict, expert: int) -> torch.Tensor:
+        if part["scales"] is None:
+            return part["weight"][expert]
+        codes, scales = part["weight"][expert], part["scales"][expert]
+        return formats.dequantize(codes, scales, format, dtype=torch.bfloat16)
+
+    total = torch.zeros(x.shape)
+    for expert in ids.unique().tolist():
+        token, slot = (ids == expert).nonzero(as_tuple=True)
+        gate, up = F.linear(x[token], dense(w13, expert)).float().chunk(2, 1)
+        hidden = F.silu(gate.clamp(max=10.0)) * up.clamp(-10.0, 10.0)
+        y = F.linear(hidden.bfloat16(), dense(w2, expert)).float()
+        total.index_add_(0, token, y * weights[token, slot, None])
+    return total.bfloat16()
+
+
+def layer_case(shape: tuple, format: str) -> harness.Case:
+    tokens, experts, k, width, inner = shape
+    name = None if format == "bf16" else format
+
+    def run(x, ids, weights, w13, w2):
+        return moe.fused_moe(
+            x, w13["weight"], w2["weight"], ids, weights, w13_scales=w13["scales"],
+            w2_scales=w2["scales"], format=name, swiglu_limit=10.0,
+        )  # fmt: skip
+
+    def baseline(*inputs):
+        return torch_layer(format, *inputs)
+
+    bits = {"bf16": 16, "fp8_e4m3": 8, "mxfp4": 4.25}[format]
+    touched = experts * (1 - (1 - k / experts) ** tokens)  # experts, on average
+    floor = int(touched * 3 * width * inner * bits / 8) + 4 * tokens * width
+    return harness.Case(
+        name=f"fused_moe {format} T={tokens} E={experts} k={k} d={width} N={inner}",
+        make_inputs=lambda: layer_inputs(shape, format),
+        run=run,
+        baseline=baseline,
+        baseline_name="torch loop",
+        check=lambda inputs: close(run(*inputs), baseline(*inputs), "fused_moe"),
+        floor_bytes=floor,
+        moved_bytes=floor + 2 * tokens * k * (4 * inner + 2 * inner + 2 * width),
+    )
+
+
 # ---- peers --------------------------------------------------------------------------------------
 
 
@@ -192,6 +264,7 @@ def peer_case(name: str, operator, shape: tuple) -> harness.Case:
 
 def make_cases() -> list[harness.Case]:
     cases = [make(s) for s in SHAPES for make in (plan_case, permute_case, combine_case)]
+    cases += [layer_case(shape, format) for shape in LAYERS for format in LAYER_FORMATS]
     for name in PEERS:
         operator, reason = peer_operator(name)
         if operator is None:

@@ -15,7 +15,7 @@ import dspark_ext
 # Kernels that read rows, each entry once: they must do it 16 bytes at a time.
 STREAMING = (
     *("row_statistics_kernel", "residual_masses_kernel", "target_probs_kernel"),
-    *("permute_kernel", "combine_kernel", "markov_step_kernel"),
+    *("permute_kernel", "combine_kernel", "grouped_gemm_kernel", "markov_step_kernel"),
 )
 
 BACKENDS = ["cuda", "hip"]

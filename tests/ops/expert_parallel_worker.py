@@ -143,6 +143,29 @@ def run_case(case: Case, mode: str, rank: int) -> None:
         check_equal(got, want)
 
 
+def run_layer(case: Case, rank: int) -> None:
+    """The layer's own experts: the bits of one process that has all of them."""
+    inputs = make_inputs(case)
+    generator = torch.Generator().manual_seed(8)
+    shape = sum(case.experts_per_rank), 2 * case.width, case.width
+    w13 = (torch.randn(shape, generator=generator) / case.width**0.5).to(case.dtype)
+    w2 = w13[:, : case.width].transpose(1, 2).contiguous()
+    begin = sum(case.tokens[:rank])
+    want = moe.fused_moe(
+        torch.cat(inputs.x), w13, w2, torch.cat(inputs.ids), torch.cat(inputs.weights),
+        swiglu_limit=1.0, residual=torch.cat(inputs.shared),
+    )[begin : begin + case.tokens[rank]]  # fmt: skip
+    ep = parallel_for(case)
+    own = slice(ep.first_expert, ep.first_expert + ep.num_local_experts)
+    local = moe.ExpertWeights(w13[own], w2[own])
+
+    def experts(x, plan):
+        return moe.apply_experts(x, local, plan, swiglu_limit=1.0)
+
+    mine = (inputs.x[rank], inputs.ids[rank], inputs.weights[rank])
+    check_equal(ep(*mine, experts, residual=inputs.shared[rank], tile_rows=16), want)
+
+
 def check_dispatch(case: Case, rank: int) -> None:
     """Each token comes once for each rank it goes to, in order, with the ids of that rank."""
     inputs = make_inputs(case)
@@ -200,6 +223,7 @@ def main(rank: int, size: int, folder: pathlib.Path) -> None:
         for name, case in cases(size).items():
             for mode in ("exact", "fixed"):
                 attempt(f"{mode}: {name}", run_case, case, mode, rank)
+            attempt(f"layer: {name}", run_layer, case, rank)
         attempt("dispatch", check_dispatch, cases(size)["some ids nowhere"], rank)
         attempt("overflow", check_overflow, cases(size)["even"], rank)
         dist.barrier()

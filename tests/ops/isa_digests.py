@@ -12,6 +12,7 @@ from dspark_ext import _C, draft, linear, moe, verify
 from dspark_ext.attention import attention
 
 sys.path.append(str(pathlib.Path(__file__).parents[1]))
+import expert_sweep  # noqa: E402
 import router_sweep  # noqa: E402
 
 
@@ -84,6 +85,20 @@ def routes(generator):
             yield from moe.route(tokens, min(experts, 6), scoring=scoring)
 
 
+def experts(generator):
+    for kind in expert_sweep.KINDS:
+        for width in (6, 64, 122):
+            weights = expert_sweep.make_weights(kind, (5, 37, width), width)
+            plan = expert_sweep.make_plan(23, 3, 5, width)
+            for dtype in (torch.float32, torch.bfloat16, torch.float16):
+                x = expert_sweep.make_rows(23, width, dtype)
+                yield moe.grouped_gemm(x, weights.weight, plan, **weights.options())
+    gates = torch.randn(60, 258, generator=generator) * 9
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        yield moe.swiglu(gates.to(dtype), 10.0)
+        yield moe.swiglu(gates.to(dtype), interleaved=True)
+
+
 def linears(generator):
     for dtype in (torch.float32, torch.bfloat16):
         weight = torch.randn(77, 211, generator=generator).to(dtype)
@@ -111,6 +126,7 @@ FAMILIES = {
     "draft": drafts,
     "draft_heads": draft_heads,
     "router": routes,
+    "experts": experts,
     "linear": linears,
     "attention": attentions,
 }

@@ -44,7 +44,7 @@ def results(size: int) -> list[dict]:
         ]
 
 
-NAMES = [f"{mode}: {name}" for name in worker.cases(2) for mode in ("exact", "fixed")]
+NAMES = [f"{mode}: {name}" for name in worker.cases(2) for mode in ("exact", "fixed", "layer")]
 
 
 @pytest.mark.parametrize("name", [*NAMES, "dispatch", "overflow"])

@@ -106,7 +106,7 @@ inline ExpertWeights check_weight(const Tensor& weight, const OptionalTensor& sc
     out.rows = weight.size(1);
     out.columns = weight.size(2) * (out.format == WeightFormat::kMxFp4 ? 2 : 1);
     out.row_bytes = weight.size(2) * weight.element_size();
-    moe::check_range(kGemm, "weight: E", out.num_experts, 1, moe::kMostExperts);
+    moe::check_range(kGemm, "weight: E", out.num_experts, 0, moe::kMostExperts);
     moe::check_range(kGemm, "weight: N", out.rows, 0, kMostColumns);
     moe::check_range(kGemm, "weight: K", out.columns, 0, kMostColumns);
     moe::CommonUnit unit;

@@ -1,19 +1,25 @@
 """The mixture of experts of a DeepSeek draft stage.
 
-`experts` is the one place where a row meets its experts. Source: DeepSeek-V4 (noaux_tc routing by
-square-root softplus scores, clamped SwiGLU).
+A row meets its experts in `experts`, one module after the other, or where nothing has to be
+differentiated in `grouped_experts`, which runs them all by `moe.grouped_gemm`. Source: DeepSeek-V4
+(noaux_tc routing by square-root softplus scores, clamped SwiGLU).
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .. import _info, moe
 from .config import DeepSeekDraftConfig
 from .quantized import QuantizedLinear
+from .stacked import ExpertStack
+
+TILE_ROWS = 16  # a draft has few rows
 
 
 def route(logits: Tensor, bias: Tensor, top_k: int, scale: float) -> tuple[Tensor, Tensor]:
@@ -45,6 +51,23 @@ def experts(x: Tensor, ids: Tensor, weights: Tensor, modules: Sequence[nn.Module
     for slot in range(top_k):
         total += weights[:, slot, None] * outputs[:, slot]
     return total
+
+
+def grouped_experts(
+    x: Tensor, ids: Tensor, weights: Tensor, stack: moe.ExpertWeights, limit: float
+) -> Tensor:
+    """The same, without a read back to the host. Weights that are codes are not rounded to the
+    dtype of x on the way, and sums have another order."""
+    plan = moe.plan(ids, len(stack.w13), tile_rows=TILE_ROWS)
+    swiglu_limit = limit if limit < float("inf") else None
+    outputs = moe.apply_experts(x, stack, plan, swiglu_limit=swiglu_limit)
+    return moe.combine(outputs.float(), plan, weights)
+
+
+@functools.cache
+def _has_grouped_gemm(device_type: str) -> bool:
+    known = device_type in ("cpu", "cuda")
+    return known and "grouped_gemm" in _info.capabilities(device_type)["operators"]
 
 
 class Expert(nn.Module):
@@ -91,14 +114,23 @@ class MoE(nn.Module):
             for _ in range(config.dspark_n_routed_experts)
         )
         self.shared_experts = Expert(config, config.dense_format, device, dtype)
+        self._stack = ExpertStack()
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.flatten(0, -2)
         logits = F.linear(rows.float(), self.gate.weight.float())
         ids, weights = route(logits, self.gate.bias, self.top_k, self.scale)
-        routed = experts(rows, ids, weights, self.experts)
+        routed = self._routed(rows, ids, weights)
         total = routed + self.shared_experts(rows).float()
         return total.to(x.dtype).view(x.shape)
+
+    def _routed(self, rows: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        stack = None
+        if not torch.is_grad_enabled() and _has_grouped_gemm(rows.device.type):
+            stack = self._stack.weights(self.experts)
+        if stack is None:
+            return experts(rows, ids, weights, self.experts)
+        return grouped_experts(rows, ids, weights, stack, self.experts[0].limit)
 
 
 def _place(device, dtype) -> dict:

@@ -40,6 +40,7 @@ def grouped_gemm(
             [E, N, K] (float8_e4m3fn, float8_e4m3fnuz or uint8) or mxfp4 [E, N, K / 2]
             (uint8, int8 or float4_e2m1fn_x2, the even column in the low half). K and N are no
             multiple of anything; only rows of a multiple of 16 bytes are read 16 bytes at a time.
+            E may be 0, for a plan without slots.
         plan: of `moe.plan(..., tile_rows=n)`. Each expert's weights are read once for n rows.
         scales: of codes, [E, ceil(N / block rows), ceil(K / block columns)] float8_e8m0fnu (or its
             bytes as uint8) or float32, contiguous.
