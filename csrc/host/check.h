@@ -70,6 +70,7 @@ struct Dim {
     const char* name;
     int64_t size = kAnySize;
 };
+using Dims = std::initializer_list<Dim>;
 
 // Checks of one argument, to be chained:
 //     Arg("sample", "seeds", seeds).on_cpu().dtype({ScalarType::Long}).shape({{"N",
@@ -103,7 +104,7 @@ class Arg {
         fail(op_, name_, "expected dtype " + expected + ", got " + dtype_name(got));
     }
 
-    const Arg& shape(std::initializer_list<Dim> expected) const {
+    const Arg& shape(Dims expected) const {
         bool same = tensor_.dim() == static_cast<int64_t>(expected.size());
         std::string text = "[";
         int64_t i = 0;

@@ -4,6 +4,7 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
+#include <optional>
 #include <vector>
 
 #include "device/float_type.h"
@@ -11,9 +12,21 @@
 
 namespace dspark::host {
 
+using OptionalTensor = std::optional<Tensor>;
+
 // The tensor itself if it has no gaps, else a copy without.
 inline Tensor dense(const Tensor& tensor) {
     return tensor.is_contiguous() ? tensor : torch::stable::contiguous(tensor);
+}
+
+inline OptionalTensor dense(const OptionalTensor& tensor) {
+    return tensor ? OptionalTensor(dense(*tensor)) : std::nullopt;
+}
+
+// The matrix itself if the elements of each row are next to each other, else a dense copy.
+inline Tensor with_dense_rows(const Tensor& tensor) {
+    const bool is_dense = tensor.dim() == 2 && (tensor.size(1) <= 1 || tensor.stride(1) == 1);
+    return is_dense ? tensor : dense(tensor);
 }
 
 // Uninitialised, on the device of `like`.

@@ -13,20 +13,14 @@
 namespace dspark::draft {
 
 using host::Arg;
+using host::dense;
+using host::Dims;
 using host::fail;
 using host::float_type;
 using host::new_tensor;
+using host::OptionalTensor;
 using host::ScalarType;
 using host::Tensor;
-using OptionalTensor = std::optional<Tensor>;
-using Dims = std::initializer_list<host::Dim>;
-
-inline Tensor dense(const Tensor& tensor) {
-    return host::dense(tensor);
-}
-inline OptionalTensor dense(const OptionalTensor& tensor) {
-    return tensor ? OptionalTensor(host::dense(*tensor)) : std::nullopt;
-}
 
 // One call of an operator; its tensors are dense.
 struct Call {

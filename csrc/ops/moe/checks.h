@@ -14,9 +14,10 @@ using host::Arg;
 using host::dense;
 using host::fail;
 using host::new_tensor;
+using host::OptionalTensor;
 using host::ScalarType;
 using host::Tensor;
-using OptionalTensor = std::optional<Tensor>;
+using host::with_dense_rows;
 
 inline void check_range(const char* op, const char* name, int64_t value, int64_t low,
                         int64_t high) {
@@ -74,12 +75,6 @@ inline PlanRows check_inverse(const char* op, const Tensor& inverse, const Tenso
     rows.num_tokens = inverse.size(0);
     rows.slots_per_token = inverse.size(1);
     return rows;
-}
-
-// The tensor itself if the elements of each row are next to each other, else a dense copy.
-inline Tensor with_dense_rows(const Tensor& tensor) {
-    const bool is_dense = tensor.dim() == 2 && (tensor.size(1) <= 1 || tensor.stride(1) == 1);
-    return is_dense ? tensor : dense(tensor);
 }
 
 // From row to row. That of fewer than two rows does not matter, and 0 is a multiple of everything.

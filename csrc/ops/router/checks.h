@@ -12,10 +12,11 @@
 namespace dspark::router {
 
 using host::Arg;
+using host::dense;
 using host::fail;
+using host::OptionalTensor;
 using host::ScalarType;
 using host::Tensor;
-using OptionalTensor = std::optional<Tensor>;
 
 constexpr const char* kRoute = "route";
 

@@ -15,16 +15,6 @@
 
 namespace dspark::router {
 
-inline OptionalTensor dense(const OptionalTensor& tensor) {
-    return tensor ? OptionalTensor(host::dense(*tensor)) : std::nullopt;
-}
-
-// Rows without gaps, whatever lies between them; a copy if it takes one.
-inline Tensor dense_rows(const Tensor& tensor) {
-    const bool has_rows = tensor.dim() == 2 && (tensor.size(1) <= 1 || tensor.stride(1) == 1);
-    return has_rows ? tensor : host::dense(tensor);
-}
-
 template <class Backend>
 struct Operators {
     static std::tuple<Tensor, Tensor, Tensor> route(const Tensor& logits, int64_t k,
@@ -35,7 +25,7 @@ struct Operators {
                                                     const OptionalTensor& hash_table,
                                                     std::optional<double> shared_expert_weight) {
         Backend::check_device(logits);
-        const Tensor rows = dense_rows(logits);
+        const Tensor rows = host::with_dense_rows(logits);
         const OptionalTensor dense_inputs[] = {dense(bias), dense(hash_ids), dense(hash_table)};
         RouteArgs args =
             check_route({rows, k, scoring, dense_inputs[0], num_groups, topk_groups, renormalize,

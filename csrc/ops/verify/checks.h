@@ -12,12 +12,12 @@ namespace dspark::verify {
 
 using host::Arg;
 using host::dense;
+using host::Dims;
 using host::fail;
 using host::new_tensor;
+using host::OptionalTensor;
 using host::ScalarType;
 using host::Tensor;
-using OptionalTensor = std::optional<Tensor>;
-using Dims = std::initializer_list<host::Dim>;
 
 // One call of an operator.
 struct Call {
@@ -46,10 +46,6 @@ struct Call {
                  std::to_string(value));
     }
 };
-
-inline OptionalTensor dense(const OptionalTensor& tensor) {
-    return tensor ? OptionalTensor(host::dense(*tensor)) : std::nullopt;
-}
 
 // ---- schedule -----------------------------------------------------------------------------------
 
