@@ -13,14 +13,15 @@ STABLE_TORCH_LIBRARY(dspark_ext, m) {
           "Tensor target_logits, Tensor draft_token_ids, Tensor? draft_logits, Tensor? draft_probs, "
           "Tensor query_start_loc, str method, Tensor temperature, Tensor? draft_temperature, "
           "Tensor? top_k, Tensor? top_p, Tensor? min_p, Tensor seeds, Tensor positions, "
-          "Tensor? synthetic_acceptance_rates, Tensor? uniforms, bool return_logprobs) -> "
+          "Tensor? synthetic_acceptance_rates, Tensor? uniforms, Tensor[] draft_statistics, "
+          "bool return_logprobs) -> "
           "(Tensor token_ids, Tensor num_accepted, Tensor num_emitted, Tensor last_token, "
           "Tensor status, Tensor logprobs)");
     m.def("rejection_sample.out("
           "Tensor target_logits, Tensor draft_token_ids, Tensor? draft_logits, Tensor? draft_probs, "
           "Tensor query_start_loc, str method, Tensor temperature, Tensor? draft_temperature, "
           "Tensor? top_k, Tensor? top_p, Tensor? min_p, Tensor seeds, Tensor positions, "
-          "Tensor? synthetic_acceptance_rates, Tensor? uniforms, *, "
+          "Tensor? synthetic_acceptance_rates, Tensor? uniforms, Tensor[] draft_statistics, *, "
           "Tensor(a!) token_ids, Tensor(b!) num_accepted, Tensor(c!) num_emitted, "
           "Tensor(d!) last_token, Tensor(e!) status, Tensor(f!)? logprobs) -> ()");
     m.def("target_probs(Tensor logits, Tensor temperature, Tensor? top_k, Tensor? top_p, "

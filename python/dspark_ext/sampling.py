@@ -21,10 +21,13 @@ than K + 1 rows or rows outside [0, N] has status STATUS_INVALID_REQUEST (see `r
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from .draft import RowStatistics
 
 _ops = torch.ops.dspark_ext
 
@@ -94,6 +97,7 @@ def rejection_sample(
     draft_probs: Tensor | None = None,
     synthetic_acceptance_rates: Tensor | None = None,
     uniforms: Tensor | None = None,
+    draft_statistics: RowStatistics | None = None,
     return_logprobs: bool = False,
     out: RejectionOutput | None = None,
 ) -> RejectionOutput:
@@ -131,6 +135,10 @@ def rejection_sample(
         synthetic_acceptance_rates: [K] float32, see `synthetic_acceptance_rates`.
         uniforms: [B, K + 1] float64 in [0, 1) instead of the random numbers, for comparisons: K
             acceptance draws, then the draw of the last token.
+        draft_statistics: what `markov_sample` measured of `draft_logits` as it drew from them, for
+            these K slots. Rows drawn under their request's draft temperature are then not measured
+            again; the result is the same, bit for bit. They are trusted: statistics of other rows
+            give another q.
         return_logprobs: also return the log-probability of each emitted token under its row's
             filtered target law.
         out: tensors to write into, of the returned shapes; `logprobs` may be None.
@@ -165,6 +173,7 @@ def rejection_sample(
         per_request(positions, torch.int64),
         synthetic_acceptance_rates,
         uniforms,
+        [] if draft_statistics is None else list(draft_statistics),
     )
     if out is not None:
         _ops.rejection_sample.out(*arguments, **out._asdict())

@@ -260,7 +260,7 @@ def rejection_arguments(inputs: dict) -> list:
         "method", "temperature", "draft_temperature", "top_k", "top_p", "min_p", "seeds",
         "positions", "synthetic_acceptance_rates", "uniforms",
     ]  # fmt: skip
-    return [inputs.get(key) for key in names]
+    return [*(inputs.get(key) for key in names), inputs.get("draft_statistics", [])]
 
 
 @pytest.mark.parametrize("method", [*METHODS, "greedy"])

@@ -109,6 +109,15 @@ struct Decision {
     Candidates candidates;  // block rule
 };
 
+// Statistics of the draft rows, from whoever drew from them: of row (b, i) under `temperature`, per
+// tile m_t, S_t and whether it holds a NaN (docs/numerics.md sections 1 to 3).
+struct GivenStatistics {
+    Global<const float> temperature;  // [B, K]; null: nothing is given
+    Global<const float> tile_max;     // [B, K, tiles of V_draft]
+    Global<const float> tile_sum;     // [B, K, tiles of V_draft]
+    Global<const uint8_t> tile_nan;   // [B, K, tiles of V_draft]
+};
+
 struct VerifyArgs {
     Method method;
     RowsView target_logits;                 // [N, V]
@@ -116,6 +125,7 @@ struct VerifyArgs {
     int64_t draft_ids_stride;               // between requests
     RowsView draft_logits;                  // [B, K, V_draft], or absent
     RowsView draft_probs;                   // [B, K, V_draft] float32, or absent
+    GivenStatistics draft_statistics;       // of draft_logits
     IndexView query_start_loc;              // [B + 1]
     LawArgs law;                            // [B]
     Global<const float> draft_temperature;  // [B]

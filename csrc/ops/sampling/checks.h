@@ -3,6 +3,7 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "host/check.h"
 #include "host/tensor.h"
@@ -212,6 +213,29 @@ inline VerifyArgs check_verify(const Call& call, const VerifyInputs& in) {
     args.law = check_law(call, {"B", args.batch}, in.temperature, in.top_k, in.top_p, in.min_p);
     check_draft(call, in, args);
     return args;
+}
+
+// Temperature, maximum, sum and NaN flag, in this order; or nothing.
+inline void check_statistics(const Call& call, const std::vector<Tensor>& given, VerifyArgs& args) {
+    const char* name = "draft_statistics";
+    if (given.empty()) return;
+    if (given.size() != 4) {
+        fail(call.op, name, "expected 4 tensors or none, got " + std::to_string(given.size()));
+    }
+    if (args.draft_logits.data == nullptr)
+        fail(call.op, name, "expected none without draft_logits");
+    const host::Dim batch = {"B", args.batch};
+    const host::Dim drafts = {"K", args.num_drafts};
+    const host::Dim tiles = {"tiles", DSPARK_ISA::num_tiles(args.draft_logits.vocab)};
+    GivenStatistics& to = args.draft_statistics;
+    to.temperature = check_vector<float>(call, "draft_statistics.temperature", given[0],
+                                         ScalarType::Float, {batch, drafts});
+    to.tile_max = check_vector<float>(call, "draft_statistics.tile_max", given[1],
+                                      ScalarType::Float, {batch, drafts, tiles});
+    to.tile_sum = check_vector<float>(call, "draft_statistics.tile_sum", given[2],
+                                      ScalarType::Float, {batch, drafts, tiles});
+    to.tile_nan = check_vector<uint8_t>(call, "draft_statistics.tile_nan", given[3],
+                                        ScalarType::Byte, {batch, drafts, tiles});
 }
 
 inline void check_randomness(const Call& call, VerifyArgs& args, const Tensor& seeds,

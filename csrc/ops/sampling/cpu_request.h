@@ -42,12 +42,32 @@ class LazyLaws {
         Law& law = args_.draft_laws[b * args_.num_drafts + i];
         if (!law.is_ready) {
             const void* row = row_at(args_.draft_logits, b, i);
-            fill_law(law, row, args_.draft_logits, args_.draft_temperature[b], workspace_);
+            if (has_statistics(args_, b, i)) {
+                take_statistics(law, row, b, i);
+            } else {
+                fill_law(law, row, args_.draft_logits, args_.draft_temperature[b], workspace_);
+            }
         }
         return law;
     }
 
   private:
+    void take_statistics(Law& law, const void* row, int64_t b, int64_t i) {
+        law.row = row;
+        law.dtype = args_.draft_logits.dtype;
+        law.vocab = args_.draft_logits.vocab;
+        start_law(law, args_.draft_temperature[b]);
+        law.has_nan = false;
+        const int tiles = num_tiles(law.vocab);
+        const int64_t begin = (b * args_.num_drafts + i) * tiles;
+        for (int t = 0; t < tiles; ++t) {
+            law.tile_max[t] = args_.draft_statistics.tile_max[begin + t];
+            law.tile_sum[t] = args_.draft_statistics.tile_sum[begin + t];
+            law.has_nan = law.has_nan || args_.draft_statistics.tile_nan[begin + t] != 0;
+        }
+        finish_law(law);
+    }
+
     const VerifyArgs& args_;
     Workspace& workspace_;
 };

@@ -35,6 +35,23 @@ struct VerifyRows {
         return r < filtered_rows() ? find_target(r, job) : find_draft(r - filtered_rows(), job);
     }
 
+    // For a row that exists: whether the statistics of the tile came with the call. By one thread,
+    // which copies them to the scratch.
+    DSPARK_DEVICE bool take_statistics(int64_t r, int tile) const {
+        const int64_t slot = r - filtered_rows();
+        if (slot < 0 || !has_statistics(args, slot / args.num_drafts, slot % args.num_drafts)) {
+            return false;
+        }
+        const int tiles = num_tiles(args.draft_logits.vocab);
+        if (tile >= tiles) return true;
+        const int64_t from = slot * tiles + tile;
+        const int64_t to = r * args.scratch.tiles + tile;
+        args.scratch.tile_max[to] = args.draft_statistics.tile_max[from];
+        args.scratch.tile_sum[to] = args.draft_statistics.tile_sum[from];
+        args.scratch.tile_nan[to] = args.draft_statistics.tile_nan[from];
+        return true;
+    }
+
   private:
     DSPARK_DEVICE bool find_target(int64_t r, RowJob* job) const {
         const int64_t b = r / (args.num_drafts + 1);
@@ -80,6 +97,7 @@ struct PlainRows {
         *job = {row_at(logits, 0, r), logits.dtype, logits.vocab, law.temperature[r]};
         return true;
     }
+    DSPARK_DEVICE bool take_statistics(int64_t, int) const { return false; }
 };
 
 // The law of row r as far as its temperature determines it.
@@ -141,8 +159,20 @@ DSPARK_DEVICE LaneEntries all_weights(const LaneEntries& entries, float maximum,
     return weights;
 }
 
+// The rows of which a tile is still to be measured.
+template <class Rows>
+struct UnmeasuredRows {
+    const Rows& rows;
+    int tile;
+
+    DSPARK_DEVICE bool find(int64_t r, RowJob* job) const {
+        return rows.find(r, job) && !rows.take_statistics(r, tile);
+    }
+};
+
 // m_t, S_t (unless greedy), the NaN flag, for greedy rows the first maximal entry and, for rows
-// that filters cut, the profile. One block per (row, tile); passes every row once.
+// that filters cut, the profile. One block per (row, tile); passes every row once, save those
+// whose statistics are given.
 template <int W, class Rows>
 DSPARK_KERNEL(kThreads, 5)
 void row_statistics_kernel(Rows rows) {
@@ -152,7 +182,7 @@ void row_statistics_kernel(Rows rows) {
     const int64_t r = block_idx().x / scratch.tiles;
     const int tile = block_idx().x % scratch.tiles;
     RowJob job;
-    if (!find_for_block(rows, r, shared.job, &job)) return;
+    if (!find_for_block(UnmeasuredRows<Rows>{rows, tile}, r, shared.job, &job)) return;
     const int64_t at = r * scratch.tiles + tile;
     if (tile >= num_tiles(job.vocab)) return;  // a draft row may be shorter
 

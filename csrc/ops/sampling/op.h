@@ -11,6 +11,7 @@
 
 #include <string>
 #include <tuple>
+#include <vector>
 
 #include "ops/sampling/checks.h"
 #include "ops/sampling/launch.h"
@@ -110,14 +111,15 @@ struct Operators {
         const OptionalTensor& draft_temperature, const OptionalTensor& top_k,
         const OptionalTensor& top_p, const OptionalTensor& min_p, const Tensor& seeds,
         const Tensor& positions, const OptionalTensor& synthetic_acceptance_rates,
-        const OptionalTensor& uniforms, const Tensor& token_ids, const Tensor& num_accepted,
-        const Tensor& num_emitted, const Tensor& last_token, const Tensor& status,
-        const OptionalTensor& logprobs) {
+        const OptionalTensor& uniforms, std::vector<Tensor> draft_statistics,
+        const Tensor& token_ids, const Tensor& num_accepted, const Tensor& num_emitted,
+        const Tensor& last_token, const Tensor& status, const OptionalTensor& logprobs) {
         const Call op = call("rejection_sample", "target_logits", target_logits);
         VerifyArgs args = check_verify(
             op, {target_logits, draft_token_ids, draft_logits, draft_probs, query_start_loc,
                  temperature, draft_temperature, top_k, top_p, min_p});
         args.method = method_of(method);
+        check_statistics(op, draft_statistics, args);
         check_randomness(op, args, seeds, positions, synthetic_acceptance_rates, uniforms);
         const host::Dim batch = {"B", args.batch};
         const host::Dim emitted = {"K + 1", args.num_drafts + 1};
@@ -144,7 +146,8 @@ struct Operators {
         const OptionalTensor& draft_temperature, const OptionalTensor& top_k,
         const OptionalTensor& top_p, const OptionalTensor& min_p, const Tensor& seeds,
         const Tensor& positions, const OptionalTensor& synthetic_acceptance_rates,
-        const OptionalTensor& uniforms, bool return_logprobs) {
+        const OptionalTensor& uniforms, std::vector<Tensor> draft_statistics,
+        bool return_logprobs) {
         Arg("rejection_sample", "draft_token_ids", draft_token_ids).shape({{"B"}, {"K"}});
         const int64_t batch = draft_token_ids.size(0);
         const int64_t emitted = draft_token_ids.size(1) + 1;
@@ -160,8 +163,8 @@ struct Operators {
         rejection_sample_out(target_logits, draft_token_ids, draft_logits, draft_probs,
                              query_start_loc, method, temperature, draft_temperature, top_k, top_p,
                              min_p, seeds, positions, synthetic_acceptance_rates, uniforms,
-                             token_ids, num_accepted, num_emitted, last_token, status,
-                             return_logprobs ? OptionalTensor(logprobs) : std::nullopt);
+                             draft_statistics, token_ids, num_accepted, num_emitted, last_token,
+                             status, return_logprobs ? OptionalTensor(logprobs) : std::nullopt);
         return {token_ids, num_accepted, num_emitted, last_token, status, logprobs};
     }
 

@@ -39,4 +39,11 @@ DSPARK_DEVICE bool is_valid_request(const VerifyArgs& args, int64_t b) {
            is_valid_law(args.law, b) && is_valid_temperature(args.draft_temperature[b]);
 }
 
+// Whether draft row (b, i) comes with statistics, of the temperature that it is to be judged by.
+DSPARK_DEVICE bool has_statistics(const VerifyArgs& args, int64_t b, int64_t i) {
+    const GivenStatistics& given = args.draft_statistics;
+    return given.temperature != nullptr &&
+           given.temperature[b * args.num_drafts + i] == args.draft_temperature[b];
+}
+
 }  // namespace dspark::DSPARK_ISA::sampling

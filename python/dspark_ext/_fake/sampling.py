@@ -22,6 +22,7 @@ def _(
     positions,
     synthetic_acceptance_rates,
     uniforms,
+    draft_statistics,
     return_logprobs,
 ):
     batch, num_drafts = draft_token_ids.shape

@@ -7,7 +7,7 @@ import torch
 
 from .. import decoder
 from ..attention import attention
-from ..draft import confidence, markov_sample
+from ..draft import RowStatistics, confidence, markov_sample
 from ..draft_head.compact import CompactDraftHead, DraftStage
 from .cache import KVCache
 from .packing import pack
@@ -35,11 +35,12 @@ class DraftBatch:
 class Draft:
     """token_ids int64 [B, K]; logits [B, K, V], what they were drawn from (None: they are argmaxes
     and are to be judged as one-hot); confidence fp32 [B, K], P(x_k accepted | x_1 .. x_{k-1}
-    accepted)."""
+    accepted); statistics of the logits, so that verification need not measure them again."""
 
     token_ids: torch.Tensor
     logits: torch.Tensor | None
     confidence: torch.Tensor
+    statistics: RowStatistics | None = None
 
 
 class Drafter(Protocol):
@@ -161,8 +162,9 @@ class DSparkDrafter:
             self._confidence_weight,
             self._confidence_bias,
         )
-        logits = None if method == "greedy" else drawn.logits
-        return Draft(drawn.token_ids, logits, conditional)
+        if method == "greedy":
+            return Draft(drawn.token_ids, None, conditional)
+        return Draft(drawn.token_ids, drawn.logits, conditional, drawn.statistics)
 
     def _backbone(self, batch: DraftBatch) -> torch.Tensor:
         """Normed hidden rows [B * K, d] of the block."""

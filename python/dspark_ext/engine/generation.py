@@ -106,6 +106,7 @@ class Generation:
             query_start_loc=plan.query_start_loc,
             method=self.engine.config.rejection_sample_method,
             positions=seq_lens + 1,
+            draft_statistics=draft.statistics,
             **law.arguments(),
         )
         sampled = time.perf_counter()

@@ -65,7 +65,9 @@ class HeadDrafter:
         confidence = drawn.confidence
         if confidence is None:
             confidence = torch.ones(drawn.token_ids.shape, device=drawn.token_ids.device)
-        return Draft(drawn.token_ids, None if method == "greedy" else drawn.logits, confidence)
+        if method == "greedy":
+            return Draft(drawn.token_ids, None, confidence)
+        return Draft(drawn.token_ids, drawn.logits, confidence, drawn.statistics)
 
 
 def output_taps(config: DraftHeadConfig) -> list[int]:

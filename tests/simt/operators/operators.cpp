@@ -73,6 +73,13 @@ void add_verify_inputs(const VerifyArgs& args, SamplingMemory& memory) {
             memory.row(args.draft_probs, b, i, "draft_probs");
         }
     }
+    const GivenStatistics& given = args.draft_statistics;
+    const int64_t slots = args.batch * args.num_drafts;
+    const int64_t tiles = slots * ((int64_t{args.draft_logits.vocab} + 4095) / 4096);
+    memory.input(given.temperature, slots, "draft_statistics.temperature");
+    memory.input(given.tile_max, tiles, "draft_statistics.tile_max");
+    memory.input(given.tile_sum, tiles, "draft_statistics.tile_sum");
+    memory.input(given.tile_nan, tiles, "draft_statistics.tile_nan");
     memory.index(args.query_start_loc, args.batch + 1, "query_start_loc");
     memory.law(args.law, args.batch);
     memory.input(args.draft_temperature, args.batch, "draft_temperature");
