@@ -112,7 +112,6 @@ def any_markov_case(seed, kind) -> dict:
         method=pick(10, "probabilistic", "probabilistic", "greedy"),
         unaligned=pick(11, False, True, False),
         extremes=pick(12, False, False, True),
-        exact=pick(13, True, False),
     )
 
 

@@ -106,8 +106,11 @@ def markov_sample(
         d2t: int64 [V_draft], target_id = draft_id + d2t[draft_id], distinct; for a drafter with a
             reduced vocabulary. Ids without a draft id get -inf.
         num_drafts: n, 0..K; default K.
-        exact: also on backends with matrix units, take the bias product in the fixed order of
-            docs/numerics.md. On a CPU that order is the only one, so this changes nothing.
+        exact: also on devices with matrix units, take the bias product in the fixed order of
+            docs/numerics.md, section 10, which gives the same bits everywhere. False: matrix units
+            may take it, u rounded to the dtype of w2; a request's bits then depend on the kind of
+            device, still not on the batch. On a CPU, and for a float32 w2, there is one order and
+            this changes nothing.
         vocab_size: V, width of the logits kept; default V_draft, with d2t the rows of w1.
 
     Raises RuntimeError for shapes, dtypes, a head without its parts and, on a CPU, a token without

@@ -101,3 +101,40 @@ def test_confidence_and_calibrate():
     logits, heat = torch.randn(999, 5) * 9, torch.rand(5) + 0.1
     got = torch.ops.dspark_ext.calibrate(logits.to(GPU), heat.to(GPU))
     assert same_bits(got, torch.ops.dspark_ext.calibrate(logits, heat))
+
+
+# ---- matrix units -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", sweep.HEADS)
+@pytest.mark.parametrize("weights", [torch.bfloat16, torch.float16], ids=str)
+def test_matrix_units_give_a_request_its_bits_in_any_batch(kind, weights):
+    case = sweep.markov_case(
+        5, kind, 130, 3, 32000, 256, weights=weights, dtype=torch.bfloat16, exact=False
+    )
+    operator = torch.ops.dspark_ext.markov_sample
+    whole = on_cpu(operator(*there(case)))
+    assert same_bits(operator(*there(case)), whole)
+    per_request = ("base_logits", "anchor", "hidden", "temperature", "seeds", "positions")
+    for chosen in (slice(0, 1), slice(0, 17), slice(60, 130), torch.arange(129, -1, -2)):
+        part = {
+            name: value[chosen].contiguous() if name in per_request and value is not None else value
+            for name, value in case.items()
+        }
+        assert same_bits(operator(*there(part)), [tensor[chosen] for tensor in whole])
+
+
+@pytest.mark.parametrize("weights", [torch.bfloat16, torch.float16], ids=str)
+def test_matrix_units_are_near_the_exact_path(weights):
+    """The first logits of a vanilla head: u is the same and is not rounded."""
+    case = sweep.markov_case(
+        6, "vanilla", 40, 1, 32000, 256, weights=weights, dtype=torch.float32, exact=False
+    )
+    got = on_cpu(torch.ops.dspark_ext.markov_sample(*there(case)))[1][:, 0].double()
+    u = case["w1"][case["anchor"]].double()
+    exact = case["base_logits"][:, 0].double() + u @ case["w2"].double().T
+    magnitude = u.abs() @ case["w2"].double().abs().T
+    bound = 256 * 2.0**-22 * magnitude + 2.0**-23 * exact.abs()
+    if weights == torch.float16:  # gfx90a reads subnormal operands as zeros
+        bound = bound + 2.0**-14 * (u.abs().sum(1, keepdim=True) + 256 * 6.0)
+    assert ((got - exact).abs() <= bound).all()

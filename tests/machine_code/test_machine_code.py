@@ -15,11 +15,21 @@ import dspark_ext
 # Kernels that read rows, each entry once: they must do it 16 bytes at a time.
 STREAMING = (
     *("row_statistics_kernel", "residual_masses_kernel", "target_probs_kernel"),
-    *("permute_kernel", "combine_kernel", "grouped_gemm_kernel", "markov_step_kernel"),
+    *("permute_kernel", "combine_kernel", "grouped_gemm_kernel"),
+    *("markov_step_kernel", "matrix_step_kernel"),
 )
+# Kernels of a 16-bit type that multiply by matrix units.
+MATRIX = ("matrix_step_kernel",)
 
 BACKENDS = ["cuda", "hip"]
 WIDE_LOAD = {"cuda": r"LDG\.E\.(\w+\.)*128", "hip": r"global_load_(dwordx4|b128)"}
+MATRIX_INSTRUCTION = {
+    ("cuda", "BFloat16"): r"HMMA\.16816\.F32\.BF16\b",
+    ("cuda", "Float16"): r"HMMA\.16816\.F32 ",
+    ("hip", "BFloat16"): r"v_mfma_f32_16x16x16_?bf16",
+    ("hip", "Float16"): r"v_mfma_f32_16x16x16_?f16",
+}
+HIP_WITH_MATRIX_UNITS = ("gfx90a", "gfx942", "gfx950")
 LOCAL_MEMORY = {"cuda": r"(LDL|STL)\b", "hip": r"(scratch|buffer)_(load|store)"}
 
 
@@ -93,6 +103,23 @@ def test_streaming_kernels_load_16_bytes(backend):
     for kernel in kernels:
         if kernel.name.split("<")[0] in STREAMING:
             assert any(wide.match(line) for line in kernel.instructions), where(kernel)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_matrix_kernels_use_matrix_instructions(backend):
+    """All of a step in registers: 1, 2 and 4 tiles of requests, 8 steps, 4 instructions each."""
+    kernels = [kernel for kernel in usable(backend) if kernel.name.split("<")[0] in MATRIX]
+    if backend == "hip":
+        kernels = [k for k in kernels if k.architecture in HIP_WITH_MATRIX_UNITS]
+        wanted = set(HIP_WITH_MATRIX_UNITS) & set(built("hip")[0]["architectures"])
+    else:
+        wanted = {kernel.architecture for kernel in usable("cuda")}
+    assert {kernel.architecture for kernel in kernels} == wanted
+    for kernel in kernels:
+        half = re.search(r"\bB?Float16\b", kernel.name).group(0)
+        instruction = re.compile(MATRIX_INSTRUCTION[backend, half])
+        found = [line for line in kernel.instructions if instruction.match(line)]
+        assert len(found) == (1 + 2 + 4) * 8 * 4, where(kernel)
 
 
 def test_waves_have_the_size_of_the_architecture():

@@ -146,7 +146,7 @@ DSPARK_DEVICE void write_logits(const MarkovStep& step, int64_t first_request, i
     }
 }
 
-// Job `job` of the logits of draft k. Products: ExactProducts, or what multiplies in its place.
+// Job `job` of the logits of draft k, with its products in lanes.
 template <int W, class Products, bool kNarrow>
 DSPARK_DEVICE void block_logits(const MarkovStep& step, int64_t job, ProductShared<W>& shared) {
     const LogitsPlan& plan = step.plan;

@@ -122,6 +122,17 @@ DSPARK_DEVICE void block_produce(const MarkovStep& step, int64_t job, ProducerSh
     block_advance<W>(step, job, 0, step.args.anchor[job], shared.head);
 }
 
+// The block's job; logits(job) computes logits.
+template <int W, class Shared, class Logits>
+DSPARK_DEVICE void block_step(const MarkovStep& step, Shared& shared, const Logits& logits) {
+    int64_t job = block_idx().x;
+    if (step.is_ordered) job = block_take_ticket(step.scratch.tickets + step.k, shared.ticket);
+    if (job < step.producers) return block_produce<W>(step, job, shared.producer);
+    job -= step.producers;
+    if (job < step.logits_jobs) return logits(job);
+    block_fill(step, job - step.logits_jobs, shared.fill);
+}
+
 constexpr int step_blocks(int requests_of_team) {
     return requests_of_team == 8 ? 1 : 2;  // of a multiprocessor: 64 chains take their registers
 }
@@ -131,15 +142,10 @@ DSPARK_KERNEL(kThreads, step_blocks(kRequests))
 void markov_step_kernel(MarkovStep step) {
     check_warp_size<W>();
     DSPARK_SHARED(StepShared<W>, shared);
-    int64_t job = block_idx().x;
-    if (step.is_ordered) job = block_take_ticket(step.scratch.tickets + step.k, shared.ticket);
-    if (job < step.producers) return block_produce<W>(step, job, shared.producer);
-    job -= step.producers;
-    if (job < step.logits_jobs) {
+    block_step<W>(step, shared, [&](int64_t job) {
         using Products = ExactProducts<W, kRequests, kNarrow>;
-        return block_logits<W, Products, kNarrow>(step, job, shared.products);
-    }
-    block_fill(step, job - step.logits_jobs, shared.fill);
+        block_logits<W, Products, kNarrow>(step, job, shared.products);
+    });
 }
 
 }  // namespace dspark::DSPARK_ISA::draft

@@ -40,7 +40,7 @@ struct OnCpu {
 #ifdef DSPARK_HAS_GPU
 
 // On torch's current stream of the device; without waiting for the kernels, so that a graph can
-// capture them. exact or not, the bias product is in the fixed order.
+// capture them.
 struct OnGpu {
     static constexpr bool kOnDevice = true;
 

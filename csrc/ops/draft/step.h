@@ -22,9 +22,11 @@ struct MarkovStep {
     MarkovArgs args;
     MarkovScratch scratch;
     LogitsPlan plan;
+    MatrixPlan matrix;
     int64_t k;
     int64_t producers;
     int64_t logits_jobs;
+    int64_t lane_jobs;  // of `plan`; differs from logits_jobs where matrix units are to be used
     int64_t fill_jobs;
     bool is_ordered;  // jobs go by tickets, and inputs are awaited
 };
@@ -35,6 +37,8 @@ constexpr int kFillRows = 64;  // rows of logits of a fill job
 
 namespace dspark::DSPARK_ISA::draft {
 using dspark::draft::kFillRows;
+using dspark::draft::kPassRows;
 using dspark::draft::MarkovScratch;
 using dspark::draft::MarkovStep;
+using dspark::draft::MatrixPlan;
 }  // namespace dspark::DSPARK_ISA::draft

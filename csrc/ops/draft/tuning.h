@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 
 #include "ops/draft/args.h"
 
@@ -49,14 +50,15 @@ inline int32_t requests_of_team(const MarkovArgs& args) {
     return args.batch <= 4 || 8 * args.padded_rank > kInputFloats ? 4 : 8;
 }
 
-inline LogitsPlan plan_logits(const MarkovArgs& args, int warp_size) {
+// `is_spare`: the plan of a kernel that has one kind of teams only, of 8 requests.
+inline LogitsPlan plan_logits(const MarkovArgs& args, int warp_size, bool is_spare = false) {
     LogitsPlan plan = {};
     const int64_t rank = args.padded_rank > 0 ? args.padded_rank : kBiasLanes;
     plan.size = static_cast<int32_t>(rank);
-    plan.requests_of_team = requests_of_team(args);
+    plan.requests_of_team = is_spare ? 8 : requests_of_team(args);
     // Embeddings in bfloat16 are u as they are; float16 takes more to widen than it saves.
-    plan.narrow_inputs = plan.requests_of_team == 8 && args.head == MarkovHead::kVanilla &&
-                         args.w1_type == FloatType::kBFloat16;
+    plan.narrow_inputs = !is_spare && plan.requests_of_team == 8 &&
+                         args.head == MarkovHead::kVanilla && args.w1_type == FloatType::kBFloat16;
     const int64_t input_size = plan.narrow_inputs ? rank / 2 : rank;  // in floats, of a request
     plan.request_teams = 1;
     while (plan.requests_of_team == 8 && plan.request_teams < 8 &&
@@ -78,6 +80,51 @@ inline LogitsPlan plan_logits(const MarkovArgs& args, int warp_size) {
     // The more requests, the more inputs a block has to fetch before it begins.
     plan.block_rows = args.batch <= 4 ? 256 : args.batch <= 16 ? 512 : 1024;
     if (plan.block_rows < plan.pass_rows) plan.block_rows = plan.pass_rows;
+    plan.ranges = (args.draft_vocab + plan.block_rows - 1) / plan.block_rows;
+    return plan;
+}
+
+// ---- matrix units -------------------------------------------------------------------------------
+
+// How matrix units share the work: a block takes a range of vocabulary rows, kPassRows at a time,
+// and a group of requests, in tiles of 16.
+struct MatrixPlan {
+    int32_t tiles;  // 1, 2 or 4; 0: products are taken in lanes
+    int32_t group_size;
+    int32_t groups;
+    int32_t block_rows;
+    int64_t ranges;
+};
+
+constexpr int kPassRows = 128;
+constexpr int kMaxMatrixRank = 1024;
+// Words in shared memory for the inputs of a group: 64 requests of rank 256, 16 of 1024.
+constexpr int kMatrixInputWords = 64 * (256 / 2 + 4);
+
+inline int32_t most_matrix_tiles(int64_t rank) {
+    return rank <= 256 ? 4 : rank <= 512 ? 2 : 1;
+}
+
+// Whether the product may be given to matrix units: rows of w2 are read 16 bytes at a time.
+inline bool suits_matrix_units(const MarkovArgs& args) {
+    uint64_t address = 0;
+    std::memcpy(&address, &args.w2, sizeof(address));
+    return !args.exact && args.w2_type != FloatType::kFloat32 && address % 16 == 0 &&
+           args.rank % 8 == 0 && args.rank > 0 && args.rank <= kMaxMatrixRank;
+}
+
+inline MatrixPlan plan_matrix(const MarkovArgs& args, int warp_size) {
+    MatrixPlan plan = {1, 0, 0, 0, 0};
+    while (plan.tiles * 16 < args.batch && plan.tiles < most_matrix_tiles(args.rank)) {
+        plan.tiles *= 2;
+    }
+    plan.group_size = plan.tiles * 16;
+    plan.groups = static_cast<int32_t>((args.batch + plan.group_size - 1) / plan.group_size);
+    // Few blocks: each fetches the inputs once, and has the registers of a multiprocessor for rows
+    // on their way. Chips with warps of 64 have more multiprocessors.
+    const int64_t blocks = warp_size == 64 ? 256 : 128;
+    const int64_t rows = (args.draft_vocab + blocks - 1) / blocks;
+    plan.block_rows = static_cast<int32_t>((rows + kPassRows - 1) / kPassRows * kPassRows);
     plan.ranges = (args.draft_vocab + plan.block_rows - 1) / plan.block_rows;
     return plan;
 }
