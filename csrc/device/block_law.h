@@ -127,14 +127,13 @@ DSPARK_DEVICE int block_draw_in_tile(const LaneEntries& weights, int count, doub
     return shared.entry[0];
 }
 
-// A draw among the tiles of shared.totals, which the block has filled (no sync_block needed in
-// between). weights(t) reads tile t and returns this thread's weights. -1 if there is no mass.
-template <int W, class Weights>
-DSPARK_DEVICE int64_t block_draw(int32_t vocab, double u, DrawShared<W>& shared,
-                                 const Weights& weights) {
+// The tile that a draw among shared.totals falls in, which the block has filled (no sync_block
+// needed in between); shared.ratio says where in the tile. -1 if there is no mass. Every thread
+// returns it.
+template <int W>
+DSPARK_DEVICE int block_choose_tile(int tiles, double u, DrawShared<W>& shared) {
     sync_block();
     if (thread_idx() == 0) {
-        const int tiles = num_tiles(vocab);
         double total = 0.0;
         for (int t = 0; t < tiles; ++t) total += shared.totals[t];
         const double v = u * total;
@@ -146,7 +145,15 @@ DSPARK_DEVICE int64_t block_draw(int32_t vocab, double u, DrawShared<W>& shared,
         }
     }
     sync_block();
-    const int tile = shared.tile[0];
+    return shared.tile[0];
+}
+
+// A draw among the tiles of shared.totals, as above. weights(t) reads tile t and returns this
+// thread's weights. -1 if there is no mass.
+template <int W, class Weights>
+DSPARK_DEVICE int64_t block_draw(int32_t vocab, double u, DrawShared<W>& shared,
+                                 const Weights& weights) {
+    const int tile = block_choose_tile<W>(num_tiles(vocab), u, shared);
     if (tile < 0) return -1;
     const int entry =
         block_draw_in_tile<W>(weights(tile), tile_size(vocab, tile), shared.ratio[0], shared);

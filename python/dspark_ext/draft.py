@@ -187,7 +187,7 @@ def markov_logits(
         hidden: [B, d], of this draft.
         state: float32 [B, r], of an rnn head, from the step before; None: zeros, before x_1.
 
-    CPU only. Raises RuntimeError as `markov_sample` does.
+    Raises RuntimeError as `markov_sample` does.
 
     Source: DSpark paper section 3.1; DeepSpec markov_head.py.
     """
@@ -220,15 +220,16 @@ def row_statistics(logits: torch.Tensor, temperature: torch.Tensor | float) -> R
         temperature: float32 [N] or a number, >= 0; 0: greedy, no sums.
 
     Returns `RowStatistics` of [N] and [N, tiles]. Of a part of a vocabulary that begins at a
-    multiple of 4096, they are that part of the statistics of the whole. CPU only. Raises
-    RuntimeError for shapes, dtypes, negative or non-finite temperatures.
+    multiple of 4096, they are that part of the statistics of the whole. Raises RuntimeError for
+    shapes, dtypes, negative or non-finite temperatures; on a GPU the statistics of such a row have
+    the temperature NaN and no sums.
 
     Source: docs/numerics.md, sections 1 to 3.
     """
     _check_dim("row_statistics", "logits", logits, ["N", "V"])
     heat = _per_request(temperature, logits.shape[0], logits.device)
     statistics = torch.ops.dspark_ext.row_statistics(logits, heat)
-    return RowStatistics(heat + 0.0, *statistics)
+    return RowStatistics(_drawn_temperature(heat), *statistics)
 
 
 def draw_shard(
@@ -252,8 +253,9 @@ def draw_shard(
         seeds, positions: int64 [N] or an int; the token to draw. Stream DRAFT.
         slot: place of the token in its block, 0 for x_1.
 
-    A row without an entry above -inf gives 0. CPU only. Raises RuntimeError for shapes and dtypes
-    and for tiles that are not whole.
+    A row without an entry above -inf gives 0. Raises RuntimeError for shapes, dtypes, tiles that
+    are not whole and temperatures that are negative or not finite; on a GPU such a row gives -1.
+    A GPU takes rows of up to 1024 tiles.
 
     Source: docs/numerics.md, section 6.
     """
@@ -356,6 +358,8 @@ def _integer_per_request(op: str, name: str, value, batch: int, device) -> torch
     """An int64 tensor [B]; of a number, the same for every request."""
     if isinstance(value, torch.Tensor) and value.dim() > 0:
         return _as_integers(op, name, value)
+    if type(value) is int:  # without a copy from the host
+        return torch.full((batch,), value, dtype=torch.int64, device=device)
     number = _as_integers(op, name, torch.as_tensor(value, device=device))
     return number.expand(batch).contiguous()
 
@@ -364,4 +368,12 @@ def _per_request(value, batch: int, device: torch.device) -> torch.Tensor:
     """A float32 tensor [B]; of a number, the same for every request."""
     if isinstance(value, torch.Tensor) and value.dim() > 0:
         return value.to(torch.float32)
+    if isinstance(value, (int, float)):  # without a copy from the host
+        return torch.full((batch,), value, dtype=torch.float32, device=device)
     return torch.as_tensor(value, dtype=torch.float32, device=device).expand(batch).contiguous()
+
+
+def _drawn_temperature(temperature: torch.Tensor) -> torch.Tensor:
+    """What rows are drawn with: +0 for -0, NaN for what is negative or not finite."""
+    is_valid = (temperature >= 0) & (temperature < torch.inf)
+    return (temperature + 0.0).masked_fill(~is_valid, torch.nan)

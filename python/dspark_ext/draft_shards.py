@@ -19,7 +19,16 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from .draft import RowStatistics, draw_shard, markov_logits, row_statistics
+from .draft import (
+    RowStatistics,
+    _as_integers,
+    _drawn_temperature,
+    _integer_per_request,
+    _per_request,
+    draw_shard,
+    markov_logits,
+    row_statistics,
+)
 
 __all__ = ["MarkovShards", "ShardedDraftOutput"]
 
@@ -45,19 +54,23 @@ class MarkovShards:
     """One process of a group that drafts together.
 
     Args:
-        group: a torch.distributed process group, None for the default one. Backends that have
-            all_gather, all_reduce and all_to_all for CPU tensors (gloo).
+        group: a torch.distributed process group, None for the default one, with all_gather,
+            all_reduce and all_to_all for tensors on `device`: gloo for the CPU, NCCL or RCCL for
+            GPUs.
         shard_size: draft ids of this process. Process 0 has the first draft ids, process 1 the
             next, and so on; sizes may differ, 0 is allowed.
         d2t: int64 [shard_size], this process's part of the offsets from draft to target ids; None:
             equal. All processes give one, or none does.
         vocab_size: V, target ids; default: the number of draft ids. Needed with d2t.
+        device: where the tensors of every call are; default: the current GPU if the group is one
+            of NCCL, which serves no others, else the CPU.
 
     Attributes: first, width: the target ids whose logits this process keeps. Without d2t it keeps
     the tiles that begin among its own ids; with d2t every process keeps about as many tiles.
 
     Collective: every process of the group constructs it, and calls `markov_sample`, at once and
-    with equal arguments (those that are not parts).
+    with equal arguments (those that are not parts). The constructor reads values on the host; no
+    call after it does, so that on a GPU it neither waits nor breaks the capture of a graph.
 
     Raises RuntimeError for target ids that collide or lie outside [0, V).
     """
@@ -69,11 +82,13 @@ class MarkovShards:
         shard_size: int,
         d2t: torch.Tensor | None = None,
         vocab_size: int | None = None,
+        device: torch.device | str | None = None,
     ):
         self.group = group
+        self.device = _device_of(group) if device is None else torch.device(device)
         self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
         self.shard_size = shard_size
-        sizes = self._gather(torch.tensor([shard_size])).flatten().tolist()
+        sizes = self._gather(torch.tensor([shard_size], device=self.device)).flatten().tolist()
         start = sum(sizes[: self.rank])
         if vocab_size is None:
             if d2t is not None:
@@ -81,11 +96,11 @@ class MarkovShards:
                     "vocab_size", "d2t does not tell the number of target ids: expected V, got None"
                 )
             vocab_size = sum(sizes)
-        ids = torch.arange(start, start + shard_size)
+        ids = torch.arange(start, start + shard_size, device=self.device)
         if d2t is not None:
             if list(d2t.shape) != [shard_size]:
                 _fail("d2t", f"expected shape [{shard_size}], got {list(d2t.shape)}")
-            ids = ids + d2t.to(torch.int64)
+            ids = ids + _as_integers("MarkovShards", "d2t", d2t).to(self.device)
         self.vocab_size = vocab_size
         self.tiles = -(-vocab_size // TILE)
         self._check_ids(ids, sizes)
@@ -100,7 +115,7 @@ class MarkovShards:
         self.first_tile = tile_bounds[self.rank]
         self.first = bounds[self.rank]
         self.width = bounds[self.rank + 1] - self.first
-        self._plan_exchange(ids, torch.tensor(bounds[1:]))
+        self._plan_exchange(ids, torch.tensor(bounds[1:], device=self.device))
 
     def _check_ids(self, ids: torch.Tensor, sizes: list[int]) -> None:
         everyone = self._gather_ragged(ids, sizes)
@@ -114,15 +129,15 @@ class MarkovShards:
         """What goes where, the same at every step: holders of the ids, and where they lie there."""
         holder = torch.bucketize(ids, ends, right=True)
         order = holder.argsort(stable=True)
-        self._order = None if bool((order == torch.arange(len(order))).all()) else order
+        self._order = None if _is_identity(order) else order
         self._send = torch.bincount(holder, minlength=self.world).tolist()
-        counts = self._gather(torch.tensor(self._send))
+        counts = self._gather(torch.tensor(self._send, device=self.device))
         self._receive = counts[:, self.rank].tolist()
         self._is_local = bool((counts == torch.diag(counts.diagonal())).all())
-        arrived = torch.empty(sum(self._receive), dtype=torch.int64)
+        arrived = ids.new_empty(sum(self._receive))
         dist.all_to_all_single(arrived, ids[order], self._receive, self._send, group=self.group)
         columns = arrived - self.first
-        in_place = len(columns) == self.width and bool((columns == torch.arange(self.width)).all())
+        in_place = len(columns) == self.width and _is_identity(columns)
         self._columns = None if in_place else columns
 
     def markov_sample(
@@ -149,7 +164,8 @@ class MarkovShards:
             w2: [shard_size, r], this process's rows.
             w1: [V, r], all of it; and everything else as in `dspark_ext.draft.markov_sample`.
 
-        Raises RuntimeError for the same reasons, on every process that sees them.
+        Raises RuntimeError for the same reasons, on every process that sees them. On a GPU a
+        request with a temperature out of range is drafted as `markov_sample` does it there.
         """
         if base_logits.dim() != 3 or base_logits.shape[2] != self.shard_size:
             _fail(
@@ -162,14 +178,17 @@ class MarkovShards:
         steps = steps if num_drafts is None else num_drafts
         if not 0 <= steps <= base_logits.shape[1]:
             _fail("num_drafts", f"expected 0 to K={base_logits.shape[1]}, got {steps}")
-        heat = torch.as_tensor(temperature, dtype=torch.float32).expand(batch)
-        heat = torch.zeros(batch) if method == "greedy" else heat.contiguous()
-        positions = torch.as_tensor(positions, dtype=torch.int64).expand(batch).contiguous()
-        ids = torch.empty(batch, steps, dtype=torch.int64)
+        device = base_logits.device
+        heat = _per_request(temperature, batch, device)
+        if method == "greedy":  # what is out of range stays so
+            heat = heat.masked_fill(~_drawn_temperature(heat).isnan(), 0.0)
+        seeds = _integer_per_request("MarkovShards", "seeds", seeds, batch, device)
+        positions = _integer_per_request("MarkovShards", "positions", positions, batch, device)
+        ids = torch.empty(batch, steps, dtype=torch.int64, device=device)
         logits = base_logits.new_empty(batch, steps, self.width)
         embeds = w1.new_empty(batch, steps, w1.shape[1])
-        statistics = _empty_statistics(batch, steps, self.tiles)
-        previous, state = anchor.to(torch.int64), None
+        statistics = _empty_statistics(batch, steps, self.tiles, device)
+        previous, state = _as_integers("MarkovShards", "anchor", anchor), None
         for k in range(steps if batch else 0):
             step = markov_logits(
                 base_logits[:, k],
@@ -207,12 +226,14 @@ class MarkovShards:
 
     def gather_statistics(self, mine: RowStatistics) -> RowStatistics:
         """Statistics of the whole rows [B, tiles] from those of everybody's tiles."""
-
-        def whole(part: torch.Tensor) -> torch.Tensor:
-            by_tile = part.T.contiguous()
-            return self._gather_ragged(by_tile, self.tile_counts).T.contiguous()
-
-        return RowStatistics(mine.temperature, *(whole(part) for part in mine[1:]))
+        # One collective: a row of bytes per tile, the maxima, the sums, the flags.
+        parts = [_as_bytes(part) for part in mine[1:]]
+        whole = self._gather_ragged(torch.cat(parts, 1), self.tile_counts)
+        columns = whole.split([part.shape[1] for part in parts], 1)
+        return RowStatistics(
+            mine.temperature,
+            *(_from_bytes(part, of.dtype) for part, of in zip(columns, mine[1:], strict=True)),
+        )
 
     def draw(
         self,
@@ -234,13 +255,12 @@ class MarkovShards:
     # Collectives, on bytes where a backend may not know the dtype.
 
     def _exchange(self, rows: torch.Tensor) -> torch.Tensor:
-        batch, size = rows.shape[0], rows.element_size()
-        if batch == 0:
+        if len(rows) == 0:
             return rows.new_empty(0, sum(self._receive))
-        by_column = rows.T.contiguous().view(torch.uint8)  # [columns, batch * size]
-        arrived = torch.empty(sum(self._receive), batch * size, dtype=torch.uint8)
+        by_column = _as_bytes(rows)
+        arrived = by_column.new_empty(sum(self._receive), by_column.shape[1])
         dist.all_to_all_single(arrived, by_column, self._receive, self._send, group=self.group)
-        return arrived.view(rows.dtype).T.contiguous()
+        return _from_bytes(arrived, rows.dtype)
 
     def _gather(self, part: torch.Tensor) -> torch.Tensor:
         parts = [torch.empty_like(part) for _ in range(self.world)]
@@ -259,10 +279,31 @@ def _fail(argument: str, message: str) -> None:
     raise RuntimeError(f"dspark_ext.MarkovShards: {argument}: {message}")
 
 
-def _empty_statistics(batch: int, steps: int, tiles: int) -> RowStatistics:
+def _device_of(group: dist.ProcessGroup | None) -> torch.device:
+    """Of the tensors that a group takes."""
+    if dist.get_backend(group) == "nccl":  # RCCL has this name, too
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+def _as_bytes(rows: torch.Tensor) -> torch.Tensor:
+    """[columns, B * bytes of an element] of rows [B, columns]."""
+    return rows.T.clone(memory_format=torch.contiguous_format).view(torch.uint8)
+
+
+def _from_bytes(columns: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The rows [B, columns] again."""
+    return columns.clone(memory_format=torch.contiguous_format).view(dtype).T.contiguous()
+
+
+def _is_identity(order: torch.Tensor) -> bool:
+    return bool((order == torch.arange(len(order), device=order.device)).all())
+
+
+def _empty_statistics(batch: int, steps: int, tiles: int, device: torch.device) -> RowStatistics:
     return RowStatistics(
-        torch.empty(batch, steps),
-        torch.empty(batch, steps, tiles),
-        torch.empty(batch, steps, tiles),
-        torch.empty(batch, steps, tiles, dtype=torch.uint8),
+        torch.empty(batch, steps, device=device),
+        torch.empty(batch, steps, tiles, device=device),
+        torch.empty(batch, steps, tiles, device=device),
+        torch.empty(batch, steps, tiles, dtype=torch.uint8, device=device),
     )

@@ -27,6 +27,7 @@ OPERATORS = (
     *("target_probs", "sample", "rejection_sample", "block_acceptance"),
     *("schedule", "pack", "unpack", "commit", "accumulate_stats"),
     *("markov_sample", "confidence", "calibrate"),
+    *("markov_logits", "row_statistics", "draw_shard"),
     *("plan", "permute", "combine"),
     *("route", "grouped_gemm", "swiglu"),
 )

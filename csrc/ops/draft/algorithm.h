@@ -72,11 +72,16 @@ DSPARK_DEVICE bool is_valid_temperature(float temperature) {
     return temperature >= 0.0f && temperature < kInfinity;
 }
 
-// The temperature that the rows of request b are drawn with: 0 is greedy. NaN: nothing is drawn.
-DSPARK_DEVICE float row_temperature(const MarkovArgs& args, int64_t b) {
-    const float temperature = args.temperature[b];
+// A temperature as rows are drawn with it: 0 is greedy. NaN: nothing is drawn.
+DSPARK_DEVICE float drawn_temperature(float temperature) {
     if (!is_valid_temperature(temperature)) return bit_cast<float>(0x7FC00000u);
-    return args.greedy ? 0.0f : temperature + 0.0f;  // -0 is +0
+    return temperature + 0.0f;  // -0 is +0
+}
+
+// That of the rows of request b.
+DSPARK_DEVICE float row_temperature(const MarkovArgs& args, int64_t b) {
+    const float temperature = drawn_temperature(args.temperature[b]);
+    return args.greedy && temperature == temperature ? 0.0f : temperature;
 }
 
 // The token before draft k of request b, k = 0 for x_1.
@@ -118,6 +123,11 @@ DSPARK_DEVICE int64_t hidden_column(const MarkovArgs& args) {
 }
 DSPARK_DEVICE float head_bias(const MarkovArgs& args, int64_t row) {
     return args.head_bias == nullptr ? 0.0f : read_float(args.head_bias_type, args.head_bias, row);
+}
+
+// Entry j of the state of request b before x_1.
+DSPARK_DEVICE float first_state(const MarkovArgs& args, int64_t b, int64_t j) {
+    return args.first_state == nullptr ? 0.0f : args.first_state[b * args.rank + j];
 }
 
 DSPARK_DEVICE float gated_logit(float hidden, float embedding, float bias) {

@@ -27,7 +27,8 @@ struct MarkovArgs {
     Global<const void>
         head_weight;               // gated [rank, d + rank], rnn [3 rank, 2 rank + d]; d of hidden
     Global<const void> head_bias;  // gated [rank], rnn [3 rank]; null: zeros
-    Global<const int64_t> d2t;     // [draft_vocab] target id minus draft id, or null: equal
+    Global<const float> first_state;  // [B, rank] s before x_1, or null: zeros; rnn only
+    Global<const int64_t> d2t;        // [draft_vocab] target id minus draft id, or null: equal
     Global<const float> temperature;  // [B], >= 0
     Global<const int64_t> seeds;      // [B]
     Global<const int64_t> positions;  // [B] absolute position of x_1
@@ -63,6 +64,7 @@ struct MarkovArgs {
     Global<int64_t> token_ids;      // [B, n]
     Global<void> logits;            // [B, n, vocab] of logits_type
     Global<void> prev_embed;        // [B, n, rank] of w1_type
+    Global<float> last_state;       // [B, rank] s after x_n, or null: not wanted; rnn only
     Global<float> row_temperature;  // [B, n] what the row was drawn with: 0 is greedy
     Global<float> tile_max;         // [B, n, tiles] m_t
     Global<float> tile_sum;         // [B, n, tiles] S_t, 0 on greedy rows

@@ -41,9 +41,12 @@ int64_t draw_greedy(const LocalTiles& local, const float* tile_max, float maximu
     while (tile_max[tile] != maximum) ++tile;
     const int here = local.find(tile);
     if (here < 0) return -1;
-    int64_t entry = int64_t{here} * kTile;
-    while (read_entry(row_of(local.law), entry) != maximum) ++entry;
-    return entry + (tile - here) * kTile;
+    const int64_t begin = int64_t{here} * kTile;
+    const int count = tile_size(local.law.vocab, here);
+    for (int i = 0; i < count; ++i) {
+        if (read_entry(row_of(local.law), begin + i) == maximum) return tile * kTile + i;
+    }
+    return -1;  // the statistics are those of other rows
 }
 
 int64_t draw_sampled(const LocalTiles& local, const Law& whole, double u, DrawBuffers& buffers) {

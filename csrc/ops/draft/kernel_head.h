@@ -88,7 +88,8 @@ DSPARK_DEVICE void block_head(const MarkovArgs& args, int64_t b, int64_t k, Head
         shared.embedding[j] =
             read_float(args.w1_type, args.prev_embed, (b * args.num_drafts + k) * rank + j);
         if (args.head == MarkovHead::kRnn) {
-            shared.state[j] = k == 0 ? 0.0f : static_cast<float>(args.state[at + j]);
+            shared.state[j] =
+                k > 0 ? static_cast<float>(args.state[at + j]) : first_state(args, b, j);
         }
     }
     sync_block();
@@ -98,7 +99,9 @@ DSPARK_DEVICE void block_head(const MarkovArgs& args, int64_t b, int64_t k, Head
         if (args.head == MarkovHead::kGated) {
             args.bias_input[at + j] = gated_input(shared.z[j], shared.embedding[j]);
         } else {
-            args.state[at + j] = next_state(shared.z[j], shared.z[rank + j], shared.state[j]);
+            const float state = next_state(shared.z[j], shared.z[rank + j], shared.state[j]);
+            args.state[at + j] = state;
+            if (args.last_state != nullptr) args.last_state[b * rank + j] = state;
             args.bias_input[at + j] = rnn_input(shared.z[2 * rank + j]);
         }
     }

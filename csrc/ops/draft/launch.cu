@@ -4,6 +4,7 @@
 #include "device/sequence.h"
 #include "ops/draft/kernel_hidden.h"
 #include "ops/draft/kernel_matrix.h"
+#include "ops/draft/kernel_shards.h"
 #include "ops/draft/kernel_step.h"
 
 namespace dspark::DSPARK_ISA {
@@ -60,7 +61,8 @@ MarkovStep step_of(const MarkovCall& call, const LogitsPlan& plan, const MatrixP
     return step;
 }
 
-int markov_sample(const MarkovCall& call, LaunchTarget& target) {
+// The launches up to the one that computes the logits of draft `last`.
+int markov_steps(const MarkovCall& call, int64_t last, LaunchTarget& target) {
     const MarkovArgs& args = call.args;
     if (args.batch == 0 || args.num_drafts == 0) return 0;
     return with_warp_size([&](auto warp_size) {
@@ -75,11 +77,36 @@ int markov_sample(const MarkovCall& call, LaunchTarget& target) {
             sequence.run("hidden_dots", hidden_dots_kernel<W>, blocks,
                          step_of(call, plan, matrix, 0));
         }
-        for (int64_t k = 0; k <= args.num_drafts; ++k) {
+        for (int64_t k = 0; k <= last; ++k) {
             const MarkovStep step = step_of(call, plan, matrix, k);
             sequence.run("markov_step", step_kernel<W>(call, plan, matrix),
                          step.producers + step.logits_jobs + step.fill_jobs, step);
         }
+        return sequence.code();
+    });
+}
+
+int markov_sample(const MarkovCall& call, LaunchTarget& target) {
+    return markov_steps(call, call.args.num_drafts, target);
+}
+
+int markov_logits(const MarkovCall& call, LaunchTarget& target) {
+    return markov_steps(call, 0, target);
+}
+
+int row_statistics(const RowStatisticsArgs& args, LaunchTarget& target) {
+    return with_warp_size([&](auto warp_size) {
+        Sequence sequence(target);
+        sequence.run("shard_statistics", shard_statistics_kernel<warp_size>, args.rows * args.tiles,
+                     args);
+        return sequence.code();
+    });
+}
+
+int draw_shard(const DrawShardArgs& args, LaunchTarget& target) {
+    return with_warp_size([&](auto warp_size) {
+        Sequence sequence(target);
+        sequence.run("draw_shard", draw_shard_kernel<warp_size>, args.rows, args);
         return sequence.code();
     });
 }
@@ -103,7 +130,8 @@ int calibrate(const CalibrateArgs& args, LaunchTarget& target) {
 }  // namespace
 
 const DraftLaunch& draft_launch() {
-    static const DraftLaunch functions = {markov_sample, confidence, calibrate};
+    static const DraftLaunch functions = {markov_sample, markov_logits, row_statistics,
+                                          draw_shard,    confidence,    calibrate};
     return functions;
 }
 

@@ -9,6 +9,10 @@ namespace dspark {
 
 struct DraftLaunch {
     int (*markov_sample)(const draft::MarkovCall& call, LaunchTarget& target);
+    // The logits of one draft: K = n = 1, nothing is drawn.
+    int (*markov_logits)(const draft::MarkovCall& call, LaunchTarget& target);
+    int (*row_statistics)(const RowStatisticsArgs& args, LaunchTarget& target);
+    int (*draw_shard)(const DrawShardArgs& args, LaunchTarget& target);
     int (*confidence)(const ConfidenceArgs& args, LaunchTarget& target);
     int (*calibrate)(const CalibrateArgs& args, LaunchTarget& target);
 };

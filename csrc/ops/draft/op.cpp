@@ -5,7 +5,9 @@
 
 #include "backends/cpu/isa.h"
 #include "ops/draft/cpu.h"
+#include "ops/draft/cpu_shards.h"
 #include "ops/draft/op_block.h"
+#include "ops/draft/op_shards.h"
 #if defined(DSPARK_BUILD_CUDA) || defined(DSPARK_BUILD_HIP)
 #include "host/gpu.h"
 #define DSPARK_HAS_GPU
@@ -21,6 +23,18 @@ struct OnCpu {
         Arg(op, name, tensor).on_cpu();
     }
     static void run(MarkovArgs& args, const Tensor&) { run_block(args); }
+    static void run_logits(MarkovArgs& args, const Tensor&) { run_step("markov_logits", args); }
+    static void run(const RowStatisticsArgs& args, const Tensor&) {
+        torch::stable::parallel_for(0, args.rows * args.tiles, 1 + kEntriesPerThread / kTileSize,
+                                    [&](int64_t begin, int64_t end) {
+                                        DSPARK_CPU_DISPATCH(shard_statistics, args, begin, end);
+                                    });
+    }
+    static void run(const DrawShardArgs& args, const Tensor&) {
+        torch::stable::parallel_for(0, args.rows, 4, [&](int64_t begin, int64_t end) {
+            DSPARK_CPU_DISPATCH(draw_shard, args, begin, end);
+        });
+    }
     static void run(ConfidenceArgs& args, const Tensor&) {
         std::vector<float> weight(static_cast<size_t>(args.padded_size));
         args.widened_weight = weight.data();
@@ -53,6 +67,20 @@ struct OnGpu {
         const Tensor workspace = allocate_workspace(call, like);
         run_on(device, "markov_sample", "base_logits", call, &DraftLaunch::markov_sample);
     }
+    static void run_logits(const MarkovArgs& args, const Tensor& like) {
+        const gpu::Device device("markov_logits", like);
+        MarkovCall call = {args, {}};
+        const Tensor workspace = allocate_workspace(call, like);
+        run_on(device, "markov_logits", "base_logits", call, &DraftLaunch::markov_logits);
+    }
+    static void run(const RowStatisticsArgs& args, const Tensor& like) {
+        const gpu::Device device("row_statistics", like);
+        run_on(device, "row_statistics", "logits", args, &DraftLaunch::row_statistics);
+    }
+    static void run(const DrawShardArgs& args, const Tensor& like) {
+        const gpu::Device device("draw_shard", like);
+        run_on(device, "draw_shard", "logits", args, &DraftLaunch::draw_shard);
+    }
     static void run(const ConfidenceArgs& args, const Tensor& like) {
         const gpu::Device device("confidence", like);
         run_on(device, "confidence", "hidden", args, &DraftLaunch::confidence);
@@ -81,10 +109,12 @@ struct OnGpu {
 
 STABLE_TORCH_LIBRARY_IMPL(dspark_ext, CPU, m) {
     dspark::draft::Operators<dspark::draft::OnCpu>::implement(m);
+    dspark::draft::ShardOperators<dspark::draft::OnCpu>::implement(m);
 }
 
 #ifdef DSPARK_HAS_GPU
 STABLE_TORCH_LIBRARY_IMPL(dspark_ext, CUDA, m) {
     dspark::draft::Operators<dspark::draft::OnGpu>::implement(m);
+    dspark::draft::ShardOperators<dspark::draft::OnGpu>::implement(m);
 }
 #endif

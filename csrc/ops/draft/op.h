@@ -5,6 +5,8 @@
 //     check_device(op, name, tensor)   fails unless the backend serves the tensor's device
 //     run(args, like)                  for each argument struct; `like` is on the device. Places
 //                                      the scratch, then runs the kernels.
+//     run_logits(args, like)           the same for the logits of one draft, K = n = 1, that is
+//                                      not drawn
 #pragma once
 
 #include <torch/csrc/stable/library.h>

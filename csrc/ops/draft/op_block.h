@@ -129,16 +129,16 @@ inline void run_block(MarkovArgs& args) {
     for (int64_t k = 0; k < args.num_drafts; ++k) draft_step(args, k);
 }
 
-// The logits of one draft; an rnn head's state [B, rank] (null: zeros) and the next one.
-inline void run_step(const char* op, MarkovArgs& args, const float* state, float* next_state) {
+// The logits of one draft.
+inline void run_step(const char* op, MarkovArgs& args) {
     const std::vector<char> scratch = make_scratch(args);
-    for (int64_t i = 0; i < args.batch * args.rank && state != nullptr; ++i) {
-        args.state[i / args.rank * args.padded_rank + i % args.rank] = state[i];
+    for (int64_t i = 0; i < args.batch * args.rank && args.first_state != nullptr; ++i) {
+        args.state[i / args.rank * args.padded_rank + i % args.rank] = args.first_state[i];
     }
     if (args.head != MarkovHead::kVanilla) prepare_head(args);
     logits_step(op, args, 0);
-    for (int64_t i = 0; i < args.batch * args.rank && next_state != nullptr; ++i) {
-        next_state[i] = args.state[i / args.rank * args.padded_rank + i % args.rank];
+    for (int64_t i = 0; i < args.batch * args.rank && args.last_state != nullptr; ++i) {
+        args.last_state[i] = args.state[i / args.rank * args.padded_rank + i % args.rank];
     }
 }
 

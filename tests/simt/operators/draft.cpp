@@ -1,7 +1,7 @@
 // The draft operators on the emulator: what csrc/ops/draft/op.cpp does for a GPU, with CPU tensors
 // for its memory. Operators of the namespace dspark_simt, with the schemas of dspark_ext.
 #include "memory.h"
-#include "ops/draft/op.h"
+#include "ops/draft/op_shards.h"
 
 namespace dspark::draft {
 namespace {
@@ -42,6 +42,7 @@ void add(const MarkovCall& call, DraftMemory& memory) {
     memory.floats(args.w1_type, args.w1, args.num_embeddings * args.rank, "w1");
     memory.floats(args.w2_type, args.w2, args.draft_vocab * args.rank, "w2");
     memory.input(args.anchor, batch, "anchor");
+    memory.input(args.first_state, batch * args.rank, "first_state");
     memory.input(args.d2t, args.draft_vocab, "d2t");
     memory.input(args.temperature, batch, "temperature");
     memory.input(args.seeds, batch, "seeds");
@@ -50,10 +51,29 @@ void add(const MarkovCall& call, DraftMemory& memory) {
     memory.output(args.token_ids, drafts, "token_ids");
     memory.result(args.logits_type, args.logits, drafts * args.vocab, "logits");
     memory.result(args.w1_type, args.prev_embed, drafts * args.rank, "prev_embed");
+    memory.output(args.last_state, batch * args.rank, "last_state");
     memory.output(args.row_temperature, drafts, "row_temperature");
     memory.output(args.tile_max, drafts * args.tiles, "tile_max");
     memory.output(args.tile_sum, drafts * args.tiles, "tile_sum");
     memory.output(args.tile_nan, drafts * args.tiles, "tile_nan");
+}
+
+void add(const RowStatisticsArgs& args, DraftMemory& memory) {
+    memory.floats(args.logits_type, args.logits, args.rows * args.vocab, "logits");
+    memory.input(args.temperature, args.rows, "temperature");
+    memory.output(args.tile_max, args.rows * args.tiles, "tile_max");
+    memory.output(args.tile_sum, args.rows * args.tiles, "tile_sum");
+    memory.output(args.tile_nan, args.rows * args.tiles, "tile_nan");
+}
+
+void add(const DrawShardArgs& args, DraftMemory& memory) {
+    memory.floats(args.logits_type, args.logits, args.rows * args.width, "logits");
+    memory.input(args.tile_max, args.rows * args.tiles, "tile_max");
+    memory.input(args.tile_sum, args.rows * args.tiles, "tile_sum");
+    memory.input(args.temperature, args.rows, "temperature");
+    memory.input(args.seeds, args.rows, "seeds");
+    memory.input(args.positions, args.rows, "positions");
+    memory.output(args.token_ids, args.rows, "token_ids");
 }
 
 void add(const ConfidenceArgs& args, DraftMemory& memory) {
@@ -78,11 +98,18 @@ struct OnEmulator {
         Arg(op, name, tensor).on_cpu();
     }
     static void run(const MarkovArgs& args, const Tensor& like) {
-        MarkovCall call = {args, {}};
-        const Tensor workspace = allocate_workspace(call, like);
+        run_steps("markov_sample", args, like, &DraftLaunch::markov_sample);
+    }
+    static void run_logits(const MarkovArgs& args, const Tensor& like) {
+        run_steps("markov_logits", args, like, &DraftLaunch::markov_logits);
+    }
+    static void run(const RowStatisticsArgs& args, const Tensor&) {
         DraftMemory memory;
-        memory.scratch(workspace.mutable_data_ptr(), workspace.numel());
-        launch("markov_sample", call, memory, &DraftLaunch::markov_sample);
+        launch("row_statistics", args, memory, &DraftLaunch::row_statistics);
+    }
+    static void run(const DrawShardArgs& args, const Tensor&) {
+        DraftMemory memory;
+        launch("draw_shard", args, memory, &DraftLaunch::draw_shard);
     }
     static void run(const ConfidenceArgs& args, const Tensor&) {
         DraftMemory memory;
@@ -94,6 +121,15 @@ struct OnEmulator {
     }
 
   private:
+    static void run_steps(const char* op, const MarkovArgs& args, const Tensor& like,
+                          int (*DraftLaunch::*sequence)(const MarkovCall&, LaunchTarget&)) {
+        MarkovCall call = {args, {}};
+        const Tensor workspace = allocate_workspace(call, like);
+        DraftMemory memory;
+        memory.scratch(workspace.mutable_data_ptr(), workspace.numel());
+        launch(op, call, memory, sequence);
+    }
+
     template <class Args>
     static void launch(const char* op, const Args& args, DraftMemory& memory,
                        int (*DraftLaunch::*sequence)(const Args&, LaunchTarget&)) {
@@ -112,4 +148,5 @@ struct OnEmulator {
 
 STABLE_TORCH_LIBRARY_IMPL(dspark_simt, CPU, m) {
     dspark::draft::Operators<dspark::draft::OnEmulator>::implement(m);
+    dspark::draft::ShardOperators<dspark::draft::OnEmulator>::implement(m);
 }
