@@ -17,6 +17,7 @@ STREAMING = (
     *("row_statistics_kernel", "residual_masses_kernel", "target_probs_kernel"),
     *("permute_kernel", "combine_kernel", "grouped_gemm_kernel"),
     *("markov_step_kernel", "matrix_step_kernel"),
+    *("shard_statistics_kernel", "draw_shard_kernel"),
 )
 # Kernels of a 16-bit type that multiply by matrix units.
 MATRIX = ("matrix_step_kernel",)

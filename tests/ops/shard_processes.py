@@ -52,6 +52,7 @@ def cases():
         "wider": (head(3, 2, 5000, 3), None, {"vocab_size": 13000}, {"vocab_size": 13000}),
         "d2t": (reduced(True), None, {}, {"vocab_size": 20000}),
         "d2t, any order": (reduced(False), None, {}, {"vocab_size": 20000}),
+        "one request": (head(1, 3, 10000, 12, dtype=bf16), ragged, {}, {}),
         "nobody": (head(0, 2, 9000, 3), None, {}, {}),
     }
 
