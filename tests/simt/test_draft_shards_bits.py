@@ -65,6 +65,21 @@ def test_shards_of_any_size(batch, vocab, kind):
         agree("markov_logits", *arguments, warp_size=warp_size, seed=seed)
 
 
+@pytest.mark.parametrize("kind", sweep.HEADS)
+@pytest.mark.parametrize("warp_size", [32, 64])
+def test_matrix_units_give_shards_the_logits_of_the_whole(warp_size, kind):
+    case = sweep.markov_case(2, kind, 5, 1, 300, 24, target=300, dtype=torch.bfloat16, exact=False)
+    case["d2t"] = None
+    settings = {"warp_size": warp_size, "seed": 1}
+    want = run("markov_sample", *case.values(), **settings)[1]
+    parts = [
+        run("markov_logits", *step_of(case, 0, case["anchor"], None, ids)[:-1], False, **settings)
+        for ids in (slice(0, 77), slice(77, 300))
+    ]
+    got = torch.cat([part[0] for part in parts], 2)
+    assert bits_equal(got.flatten(), want.flatten())
+
+
 def rows_of(seed: int, rows: int, vocab: int, dtype) -> tuple:
     """Logits with extremes and ties, and temperatures, some 0."""
     case = sweep.markov_case(
