@@ -1,12 +1,12 @@
-"""Dispatch to experts and back, and expert layers, against torch's ways, on the CPU.
+"""Routing, dispatch to experts and back, and expert layers, against torch's ways, on the CPU.
 
 python bench/bench_moe.py [--only T=640] [--threads 1] [--json bench/results/moe.jsonl]
 
-The baseline is what eager mixture-of-experts layers do: sort the ids, gather the rows, count by
-histogram; then weight the rows, bring them into slot order and sum. Layers are measured against
-torch's loop over the experts, which decodes the weights of each expert it meets. Peers' dispatch
-operators are measured where they are installed and have a CPU form; where not, the reason is
-printed.
+The baseline is what eager mixture-of-experts layers do: take the best scores, sort the ids,
+gather the rows, count by histogram; then weight the rows, bring them into slot order and sum.
+Layers are measured against torch's loop over the experts, which decodes the weights of each expert
+it meets. Peers' dispatch operators are measured where they are installed and have a CPU form; where
+not, the reason is printed.
 """
 
 import importlib
@@ -60,6 +60,13 @@ def torch_combine(y: torch.Tensor, inverse: torch.Tensor, weights: torch.Tensor)
     return rows.sum(1).to(y.dtype)
 
 
+def torch_route(logits: torch.Tensor, bias: torch.Tensor, k: int) -> tuple:
+    scores = F.softplus(logits.float()).sqrt()
+    ids = (scores + bias).topk(k).indices
+    weights = scores.gather(1, ids)
+    return ids, weights / (weights.sum(1, keepdim=True) + 1e-20) * 1.5
+
+
 # ---- cases --------------------------------------------------------------------------------------
 
 
@@ -70,6 +77,28 @@ def expect(condition: bool, what: str) -> None:
 
 def close(got: torch.Tensor, want: torch.Tensor, what: str) -> None:
     expect(torch.allclose(got.float(), want.float(), rtol=2e-2, atol=2e-2), what)
+
+
+def route_case(shape: tuple) -> harness.Case:
+    tokens, experts, k, _ = shape
+
+    def run(logits, bias):
+        return moe.route(logits, k, scoring="sqrtsoftplus", bias=bias, scale=1.5)
+
+    def check(inputs: tuple) -> None:
+        close(run(*inputs)[1], torch_route(*inputs, k)[1], "route")
+
+    floor = 4 * tokens * experts + 4 * experts + 8 * tokens * k  # logits, bias; ids, weights
+    return harness.Case(
+        name=f"route T={tokens} E={experts} k={k}",
+        make_inputs=lambda: (torch.randn(tokens, experts), 0.1 * torch.randn(experts)),
+        run=run,
+        baseline=lambda logits, bias: torch_route(logits, bias, k),
+        baseline_name="torch topk",
+        check=check,
+        floor_bytes=floor,
+        moved_bytes=floor,
+    )
 
 
 def plan_case(shape: tuple) -> harness.Case:
@@ -263,7 +292,8 @@ def peer_case(name: str, operator, shape: tuple) -> harness.Case:
 
 
 def make_cases() -> list[harness.Case]:
-    cases = [make(s) for s in SHAPES for make in (plan_case, permute_case, combine_case)]
+    parts = (route_case, plan_case, permute_case, combine_case)
+    cases = [make(shape) for shape in SHAPES for make in parts]
     cases += [layer_case(shape, format) for shape in LAYERS for format in LAYER_FORMATS]
     for name in PEERS:
         operator, reason = peer_operator(name)

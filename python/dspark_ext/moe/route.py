@@ -17,28 +17,33 @@ DEAD_ROW = NAN_ROW | INVALID_ID  # any of these: the weights of the row are 0
 
 
 class Routing(NamedTuple):
-    """Result of `route` with `return_status`. S is k, or k + 1 with a shared expert."""
+    """Result of `route` with `return_status`. S is k, or k + 1 with a shared expert.
 
-    ids: torch.Tensor  # [T, S] int32
-    weights: torch.Tensor  # [T, S] float32
-    status: torch.Tensor  # [T] int32, bits NAN_ROW, EMPTY_ROW, INVALID_ID
+    ids: int32 [T, S], experts.
+    weights: float32 [T, S].
+    status: int32 [T], bits NAN_ROW, EMPTY_ROW, INVALID_ID.
+    """
+
+    ids: torch.Tensor
+    weights: torch.Tensor
+    status: torch.Tensor
 
 
 def route(
-    logits,
-    k,
+    logits: torch.Tensor,
+    k: int,
     *,
-    scoring="softmax",
-    bias=None,
-    num_groups=None,
-    topk_groups=None,
-    renormalize=True,
-    scale=1.0,
-    hash_ids=None,
-    hash_table=None,
-    shared_expert_weight=None,
-    return_status=False,
-):
+    scoring: str = "softmax",
+    bias: torch.Tensor | None = None,
+    num_groups: int | None = None,
+    topk_groups: int | None = None,
+    renormalize: bool = True,
+    scale: float = 1.0,
+    hash_ids: torch.Tensor | None = None,
+    hash_table: torch.Tensor | None = None,
+    shared_expert_weight: float | None = None,
+    return_status: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor] | Routing:
     """Chooses k of E experts for each of T tokens.
 
     A token's scores are `softmax(logits)`, `sigmoid(logits)` or `sqrt(softplus(logits))`
