@@ -43,6 +43,21 @@ def test_inputs_of_32_bits_halve_the_groups():
     assert traffic.measure(traffic.case(70, 1, vocab=2000))["w2"] == 2.0
 
 
+@pytest.mark.parametrize("warp_size", (32, 64))
+@pytest.mark.parametrize("batch", [1, 8, 64])
+def test_matrix_units(batch, warp_size):
+    """Of any head 64 requests share a pass over w2; u is kept in 16 bits."""
+    it = traffic.case(batch, 1) | {"exact": False}
+    measured = traffic.measure(it, warp_size)
+    assert measured["launches"] == 2
+    assert measured["w2"] == measured["streams"] == 1.0
+    assert measured["wide_w2"] >= 1.0
+    # twice as many blocks bring in inputs, and the anchors they belong to, where warps have 64 lanes
+    assert measured["inputs"] <= (0.05 if warp_size == 32 else 0.09)
+    rest = measured["ratio"] - measured["row"] - measured["inputs"]
+    assert rest <= (1.06 if warp_size == 32 else 1.08)
+
+
 def test_rows_that_are_not_aligned_are_read_once_too():
     it = traffic.case(3, 1, vocab=1001)
     w2 = it["w2"]
