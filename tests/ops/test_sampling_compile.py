@@ -24,7 +24,7 @@ def arguments(
         rows.softmax(-1) if draft == "probs" else None, starts([width] * batch), method,
         torch.full((batch,), 0.9), None, torch.full((batch,), 5, dtype=torch.int32), None, None,
         torch.arange(batch), torch.arange(batch),
-        torch.full((width,), 0.5) if method == "synthetic" else None, None,
+        torch.full((width,), 0.5) if method == "synthetic" else None, None, [],
         logprobs,
     )  # fmt: skip
     return on(device, values)
