@@ -52,7 +52,7 @@ def test_matrix_units(batch, warp_size):
     assert measured["launches"] == 2
     assert measured["w2"] == measured["streams"] == 1.0
     assert measured["wide_w2"] >= 1.0
-    # Where warps have 64 lanes, twice as many blocks bring in inputs and the anchors they belong to.
+    # With warps of 64 lanes twice as many blocks bring in inputs and their anchors.
     assert measured["inputs"] <= (0.05 if warp_size == 32 else 0.09)
     rest = measured["ratio"] - measured["row"] - measured["inputs"]
     assert rest <= (1.06 if warp_size == 32 else 1.08)
