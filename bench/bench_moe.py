@@ -1,6 +1,6 @@
 """Routing, dispatch to experts and back, and expert layers, against torch's ways, on the CPU.
 
-python bench/bench_moe.py [--only T=640] [--threads 1] [--json bench/results/moe.jsonl]
+python bench/bench_moe.py [--only T=640] [--threads 1] [--markdown bench/results/moe_cpu.md]
 
 The baseline is what eager mixture-of-experts layers do: take the best scores, sort the ids,
 gather the rows, count by histogram; then weight the rows, bring them into slot order and sum.
