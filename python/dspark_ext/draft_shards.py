@@ -88,7 +88,7 @@ class MarkovShards:
         self.device = _device_of(group) if device is None else torch.device(device)
         self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
         self.shard_size = shard_size
-        sizes = self._gather(torch.tensor([shard_size], device=self.device)).flatten().tolist()
+        sizes = self._agree(shard_size, d2t)
         start = sum(sizes[: self.rank])
         if vocab_size is None:
             if d2t is not None:
@@ -98,8 +98,6 @@ class MarkovShards:
             vocab_size = sum(sizes)
         ids = torch.arange(start, start + shard_size, device=self.device)
         if d2t is not None:
-            if list(d2t.shape) != [shard_size]:
-                _fail("d2t", f"expected shape [{shard_size}], got {list(d2t.shape)}")
             ids = ids + _as_integers("MarkovShards", "d2t", d2t).to(self.device)
         self.vocab_size = vocab_size
         self.tiles = -(-vocab_size // TILE)
@@ -116,6 +114,29 @@ class MarkovShards:
         self.first = bounds[self.rank]
         self.width = bounds[self.rank + 1] - self.first
         self._plan_exchange(ids, torch.tensor(bounds[1:], device=self.device))
+
+    def _agree(self, shard_size: int, d2t: torch.Tensor | None) -> list[int]:
+        """The sizes of all processes. What one got wrong, all refuse: nobody is left waiting."""
+        is_size = isinstance(shard_size, int) and not isinstance(shard_size, bool)
+        size = shard_size if is_size and shard_size >= 0 else -1
+        fits = d2t is None or list(d2t.shape) == [shard_size]
+        mine = torch.tensor([size, d2t is not None, fits], device=self.device)
+        everyone = self._gather(mine).tolist()
+        if size < 0:
+            _fail("shard_size", f"expected an integer >= 0, got {shard_size!r}")
+        if not fits:
+            _fail("d2t", f"expected shape [{shard_size}], got {list(d2t.shape)}")
+        for rank, (other, has_d2t, other_fits) in enumerate(everyone):
+            if other < 0:
+                _fail("shard_size", f"expected an integer >= 0, got another on process {rank}")
+            if has_d2t != mine[1]:
+                _fail("d2t", f"expected one of every process or of none, got a mix (process {rank})")
+            if not other_fits:
+                _fail("d2t", f"expected shape [shard_size], got another on process {rank}")
+        sizes = [other for other, _, _ in everyone]
+        if sum(sizes) == 0:
+            _fail("shard_size", "expected a draft id on some process, got 0 on all")
+        return sizes
 
     def _check_ids(self, ids: torch.Tensor, sizes: list[int]) -> None:
         everyone = self._gather_ragged(ids, sizes)

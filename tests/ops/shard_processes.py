@@ -102,6 +102,16 @@ def refusals():
         "twice": lambda: MarkovShards(
             shard_size=3, d2t=torch.arange(3) * -1 + dist.get_rank(), vocab_size=50
         ),
+        "negative": lambda: MarkovShards(shard_size=-1),
+        "no number": lambda: MarkovShards(shard_size=2.5),
+        "negative on one": lambda: MarkovShards(shard_size=-1 if dist.get_rank() == 1 else 3),
+        "nothing": lambda: MarkovShards(shard_size=0),
+        "shape on one": lambda: MarkovShards(
+            shard_size=3, d2t=torch.zeros(3 + dist.get_rank()), vocab_size=99
+        ),
+        "d2t on one": lambda: MarkovShards(
+            shard_size=3, d2t=None if dist.get_rank() else torch.zeros(3), vocab_size=99
+        ),
         "base_logits": lambda: MarkovShards(shard_size=3).markov_sample(
             torch.zeros(1, 1, 4), None, None, None, temperature=1.0, seeds=0, positions=0
         ),

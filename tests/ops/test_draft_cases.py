@@ -68,7 +68,11 @@ def test_br010_law_at_every_block_length(method, drafts):
 
 @pytest.mark.parametrize(
     ("vocab", "batch"),
-    [(v, b) for v in (8, 4097, 129280) for b in (1, 3, 12) if v * b < 10**6],
+    [
+        pytest.param(v, b, marks=[pytest.mark.slow] if v * b > 10**6 else [])
+        for v in (8, 4097, 129280)
+        for b in (1, 3, 12)
+    ],
     ids=lambda n: str(n),
 )
 def test_br026_every_depth_stops_at_the_planted_mismatch(vocab, batch):
