@@ -129,8 +129,8 @@ class MarkovShards:
         for rank, (other, has_d2t, other_fits) in enumerate(everyone):
             if other < 0:
                 _fail("shard_size", f"expected an integer >= 0, got another on process {rank}")
-            if has_d2t != mine[1]:
-                _fail("d2t", f"expected one of every process or of none, got a mix (process {rank})")
+            if has_d2t != (d2t is not None):
+                _fail("d2t", f"expected one of every process or of none, unlike process {rank}")
             if not other_fits:
                 _fail("d2t", f"expected shape [shard_size], got another on process {rank}")
         sizes = [other for other, _, _ in everyone]
