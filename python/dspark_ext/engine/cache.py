@@ -1,5 +1,7 @@
 """Dense key/value caches and the slots that requests hold in them."""
 
+from collections.abc import Sequence
+
 import torch
 
 
@@ -33,18 +35,35 @@ class KVCache:
 
 
 class SlotAllocator:
-    """Hands out cache slots; the lowest free one first, so that runs repeat."""
+    """Hands out cache slots; the lowest free one first, so that runs repeat.
 
-    def __init__(self, num_slots: int) -> None:
+    owners  what keeps something per slot: the target, the drafter. Those that have
+            `reserve(slot, length) -> bool` are asked before a slot is taken, those that have
+            `release(slot)` are told when it is given back.
+    """
+
+    def __init__(self, num_slots: int, owners: Sequence[object] = ()) -> None:
         self._free = list(range(num_slots))[::-1]
+        self._reserve = [owner.reserve for owner in owners if hasattr(owner, "reserve")]
+        self._release = [owner.release for owner in owners if hasattr(owner, "release")]
 
     @property
     def available(self) -> int:
         return len(self._free)
 
-    def take(self) -> int:
+    def take(self, length: int = 0) -> int | None:
+        """A slot with room for `length` positions, or None while there is no such room."""
+        slot = self._free[-1]
+        if not all(reserve(slot, length) for reserve in self._reserve):
+            self._tell(slot)
+            return None
         return self._free.pop()
 
     def give_back(self, slot: int) -> None:
         self._free.append(slot)
         self._free.sort(reverse=True)
+        self._tell(slot)
+
+    def _tell(self, slot: int) -> None:
+        for release in self._release:
+            release(slot)

@@ -33,27 +33,51 @@ class DraftBatch:
 
 @dataclasses.dataclass
 class Draft:
-    """token_ids int64 [B, K]; logits [B, K, V], what they were drawn from (None: they are argmaxes
-    and are to be judged as one-hot); confidence fp32 [B, K], P(x_k accepted | x_1 .. x_{k-1}
-    accepted); statistics of the logits, so that verification need not measure them again."""
+    """Proposals.
+
+    token_ids     int64 [B, K]
+    logits        [B, K, V], what they were drawn from; None: they are argmaxes or looked up, and
+                  are to be judged as one-hot
+    confidence    fp32 [B, K], P(x_k accepted | x_1 .. x_{k-1} accepted)
+    statistics    of the logits, so that verification need not measure them again
+    num_proposed  int64 [B], drafts that a request has at all, None = K each. It may depend on
+                  nothing that was drawn for this block; token_ids behind it are -1.
+    """
 
     token_ids: torch.Tensor
     logits: torch.Tensor | None
     confidence: torch.Tensor
     statistics: RowStatistics | None = None
+    num_proposed: torch.Tensor | None = None
 
 
 class Drafter(Protocol):
-    """A model that proposes. `block_size` is the most drafts it makes."""
+    """A model that proposes.
+
+    block_size    the most drafts it makes
+    num_features  entries of the target's features that it reads; 0 = it reads none, and serves any
+                  target
+
+    It may have `release(slot)`, called when the request of a slot has ended, and
+    `observe(slots, verify_lens, num_accepted)`, all int64 [B], called after each verification with
+    how many drafts of each request were verified and accepted.
+    """
 
     block_size: int
     num_features: int
     max_requests: int
     max_len: int
 
-    def append(self, features: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> None:
-        """Take in verified and kept tokens: the target's features [T, F], its rows' positions and
-        slots int64 [T]."""
+    def append(
+        self,
+        features: torch.Tensor,
+        positions: torch.Tensor,
+        slots: torch.Tensor,
+        token_ids: torch.Tensor,
+    ) -> None:
+        """Take in verified and kept tokens: the target's features [T, F]; positions, slots and
+        ids of its rows int64 [T]. The rows of a slot come in order, without gaps; position 0 begins
+        another request."""
 
     def draft(self, batch: DraftBatch, num_drafts: int, method: str) -> Draft:
         """Propose `num_drafts` tokens per request. All positions below an anchor were appended."""
@@ -130,8 +154,14 @@ class DSparkDrafter:
         )
 
     @torch.inference_mode()
-    def append(self, features: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> None:
-        """See `Drafter.append`."""
+    def append(
+        self,
+        features: torch.Tensor,
+        positions: torch.Tensor,
+        slots: torch.Tensor,
+        token_ids: torch.Tensor | None = None,
+    ) -> None:
+        """See `Drafter.append`; token_ids are not read."""
         context = decoder.rms_norm(
             self._main_proj(features), self._main_norm, self.config.rms_norm_eps
         )

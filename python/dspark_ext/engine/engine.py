@@ -40,7 +40,7 @@ class DSparkEngine:
     ) -> None:
         self.target, self.drafter, self.tokenizer = target, drafter, tokenizer
         self.config = config or SpeculativeConfig()
-        self.slots = SlotAllocator(target.max_requests)
+        self.slots = SlotAllocator(target.max_requests, (target, drafter))
         self.num_drafts = 0 if drafter is None else _num_drafts(self.config, drafter)
         if drafter is not None:
             _check_pair(target, drafter)
@@ -122,7 +122,7 @@ def _draft_seconds(drafter: Drafter, count: int, num_drafts: int, repeats: int =
     times = []
     for _ in range(repeats + 1):
         start = time.perf_counter()
-        drafter.append(features, zeros, slots)
+        drafter.append(features, zeros, slots, zeros)
         drafter.draft(batch, num_drafts, "probabilistic")
         times.append(time.perf_counter() - start)
     return statistics.median(times[1:])
@@ -139,7 +139,10 @@ def _num_drafts(config: SpeculativeConfig, drafter: Drafter) -> int:
 
 
 def _check_pair(target: Target, drafter: Drafter) -> None:
-    for name in ("num_features", "max_requests", "max_len"):
+    names = ["max_requests", "max_len"]
+    if drafter.num_features:
+        names.append("num_features")
+    for name in names:
         if getattr(target, name) != getattr(drafter, name):
             raise ValueError(
                 f"dspark_ext.engine: drafter: expected the target's {name} "

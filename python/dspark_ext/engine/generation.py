@@ -63,11 +63,17 @@ class Generation:
 
     def _admit(self) -> None:
         while self._waiting and self._slots.available:
-            request = self._waiting.pop(0)
-            request.slot = self._slots.take()
-            self._running.append(request)
+            request = self._waiting[0]
+            slot = self._slots.take(request.prompt_length + request.limit)
+            if slot is None:
+                break
+            request.slot = slot
+            self._running.append(self._waiting.pop(0))
         if not self._running:
-            raise RuntimeError("dspark_ext.engine: other streams hold all cache slots")
+            raise RuntimeError(
+                "dspark_ext.engine: other streams hold all cache slots, or the target's cache has "
+                "no room for a request"
+            )
 
     @torch.inference_mode()
     def _step(self) -> list[StepEvent]:
@@ -121,7 +127,10 @@ class Generation:
                 output.features[kept],
                 torch.cat([batch.positions, prefill.positions])[kept],
                 torch.cat([row_slots, prefill.slots])[kept],
+                torch.cat([batch.input_ids, prefill.input_ids])[kept],
             )
+            if ready and hasattr(self.engine.drafter, "observe"):
+                self.engine.drafter.observe(slots, plan.verify_lens, result.num_accepted)
         stats.draft_seconds += drafted - begin + time.perf_counter() - sampled
         stats.target_seconds += verified - drafted
         stats.sample_seconds += sampled - verified
@@ -162,6 +171,8 @@ class Generation:
             [request.output_left for request in ready],
             self._num_drafts,
         )
+        if draft.num_proposed is not None:
+            capacity = torch.minimum(capacity, draft.num_proposed.to(capacity))
         return verify.schedule(
             draft.confidence,
             mode=config.schedule,

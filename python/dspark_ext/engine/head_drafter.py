@@ -47,8 +47,14 @@ class HeadDrafter:
             block_size=block_size,
         )
 
-    def append(self, features: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> None:
-        """See `Drafter.append`."""
+    def append(
+        self,
+        features: torch.Tensor,
+        positions: torch.Tensor,
+        slots: torch.Tensor,
+        token_ids: torch.Tensor | None = None,
+    ) -> None:
+        """See `Drafter.append`; token_ids are not read."""
         self.head.append(features, positions, slots)
 
     def draft(self, batch: DraftBatch, num_drafts: int, method: str) -> Draft:
