@@ -24,7 +24,9 @@ class ExpertWeights(NamedTuple):
         turns, see `interleaved`.
     w2: [E, d, N] or its codes.
     w13_scales, w2_scales, format, block: of codes, as for `grouped_gemm`.
-    interleaved: row 2i of w13 is gate i, row 2i + 1 up i.
+    interleaved: row 2i of w13 is gate i, row 2i + 1 up i; of prepared weights: before they were.
+    layout: "rows", or that of `prepare_weights`, with the shapes that it gives.
+    sizes: (2N, d) and (d, N) of prepared weights.
     """
 
     w13: Tensor
@@ -34,6 +36,8 @@ class ExpertWeights(NamedTuple):
     format: str | None = None
     block: tuple[int, int] | None = None
     interleaved: bool = False
+    layout: str = "rows"
+    sizes: tuple[tuple[int, int], tuple[int, int]] | None = None
 
 
 def apply_experts(
