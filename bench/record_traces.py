@@ -43,7 +43,7 @@ def texts(target, tokenizer, questions: list[str], max_new_tokens: int) -> list[
             temperature=temperature,
             seed=index,
             max_new_tokens=max_new_tokens,
-            stop_token_ids=(tokenizer.end_id,),
+            stop_token_ids=tokenizer.stop_ids,
         )
         for index, (_, temperature) in enumerate(asked)
     ]

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
+from ..cli.tokenizer import Tokenizer
 from ..draft_head.compact import CompactDraftHead
 from ..engine import (
     DSparkDrafter,
@@ -26,20 +27,6 @@ DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 BATCH = 16
 MAX_REQUESTS = 3 * BATCH  # three batches are taken in turns
 MAX_LEN = 256
-
-
-class Tokenizer:
-    """The target's tokenizer, raw text in and out."""
-
-    def __init__(self, tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self.end_id = tokenizer.convert_tokens_to_ids(smollm2.END_TOKEN)
-
-    def encode(self, text: str) -> list[int]:
-        return self._tokenizer(text, add_special_tokens=False)["input_ids"]
-
-    def decode(self, token_ids: list[int]) -> str:
-        return self._tokenizer.decode(token_ids, clean_up_tokenization_spaces=False)
 
 
 @dataclasses.dataclass
@@ -61,7 +48,7 @@ class Served:
             temperature=temperature,
             seed=seed,
             max_new_tokens=max_new_tokens,
-            stop_token_ids=(self.tokenizer.end_id,),
+            stop_token_ids=self.tokenizer.stop_ids,
         )
 
     def chat(self, question: str) -> list[int]:
@@ -69,7 +56,7 @@ class Served:
 
     def describe(self) -> dict:
         return {
-            "cpu": _cpu_name(),
+            "cpu": cpu_name(),
             "weights": self.dtype,
             "threads": self.threads,
             "seconds_of_a_step": self.cost_table.to_dict(),
@@ -97,19 +84,19 @@ def serve(console: Console, dtype: str, threads: int | None, drafter_path: Path)
         status.update("Packing the drafter's weights")
         drafter = DSparkDrafter.for_target(head, target, DTYPES[dtype])
         status.update("Timing passes of the target and the drafter")
-        threads = threads or _faster_thread_count(target)
+        threads = threads or faster_thread_count(target)
         torch.set_num_threads(threads)
         served = Served(
             target,
             drafter,
-            Tokenizer(tokenizer),
+            Tokenizer(tokenizer, (smollm2.END_TOKEN,)),
             dtype,
             threads,
             profile_step(target, drafter, drafter.block_size, BATCH),
         )
     console.print(
         f"Target SmolLM2-135M-Instruct, weights {dtype}; drafter {drafter_path.name}, blocks of "
-        f"{drafter.block_size}; {threads} thread(s) on {_cpu_name()}; ready in "
+        f"{drafter.block_size}; {threads} thread(s) on {cpu_name()}; ready in "
         f"{time.perf_counter() - start:.1f} s."
     )
     table = served.cost_table
@@ -121,19 +108,21 @@ def serve(console: Console, dtype: str, threads: int | None, drafter_path: Path)
     return served
 
 
-def _faster_thread_count(target: HuggingFaceTarget) -> int:
+def faster_thread_count(target: HuggingFaceTarget) -> int:
     """One thread or all cores, by the time of plain and of verifying passes."""
     seconds = {}
     for threads in sorted({1, min(os.cpu_count() or 1, 8)}):
         torch.set_num_threads(threads)
-        seconds[threads] = _pass_seconds(target, 1) + _pass_seconds(target, 6)
+        rows = min(6, target.max_len)
+        seconds[threads] = _pass_seconds(target, 1) + _pass_seconds(target, rows)
     return min(seconds, key=seconds.get)
 
 
 def _pass_seconds(target: HuggingFaceTarget, rows: int, repeats: int = 7) -> float:
     """Median time of a pass of one request's `rows` rows."""
     index = torch.arange(rows)
-    batch = TargetBatch(torch.zeros_like(index), 64 + index, torch.zeros_like(index), index)
+    positions = min(64, target.max_len - rows) + index
+    batch = TargetBatch(torch.zeros_like(index), positions, torch.zeros_like(index), index)
     times = []
     for _ in range(repeats):
         start = time.perf_counter()
@@ -142,7 +131,7 @@ def _pass_seconds(target: HuggingFaceTarget, rows: int, repeats: int = 7) -> flo
     return sorted(times)[repeats // 2]
 
 
-def _cpu_name() -> str:
+def cpu_name() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         return next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))

@@ -20,7 +20,7 @@ from .config_files import flatten, recognise
 from .names import TARGET_NAMES, find_ambiguous, own_name, recognise_flavour
 from .quantized import FLOAT_DTYPES, QuantizedLinear
 
-__all__ = ["CheckpointError", "load_draft_head", "read_checkpoint_config"]
+__all__ = ["CheckpointError", "check_draft_head", "load_draft_head", "read_checkpoint_config"]
 
 # safetensors' word for the dtypes that a tensor of a kind may be stored in.
 _FLOATS = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
@@ -69,10 +69,8 @@ def load_draft_head(
             head.bind_target(*target)
         return head
     config, entries = _describe(files, config)
-    findings = Findings(f"{path}: does not fit a draft head of flavour {config.flavour}")
     head = make_draft_head(config, dtype=dtype, device="meta")
-    _check(head, entries, findings)
-    findings.raise_if_any()
+    findings = _check(path, head, entries)
     own = {name: entry for name, entry in entries.items() if name not in TARGET_NAMES}
     _fill(head, files.read(own, device), findings)
     findings.raise_if_any()
@@ -95,6 +93,16 @@ def read_checkpoint_config(
 
     Raises as `load_draft_head`."""
     return _describe(CheckpointFiles(path), config)[0]
+
+
+def check_draft_head(path: str | Path, config: Mapping[str, Any] | None = None) -> DraftHeadConfig:
+    """What `load_draft_head` finds out before it reads tensors: names, shapes, dtypes and files, by
+    the headers alone. Arguments and errors are those of `read_checkpoint_config`."""
+    from . import make_draft_head
+
+    config, entries = _describe(CheckpointFiles(path), config)
+    _check(path, make_draft_head(config, device="meta"), entries)
+    return config
 
 
 def _describe(files: CheckpointFiles, config) -> tuple[DraftHeadConfig, dict[str, Entry]]:
@@ -182,8 +190,10 @@ def _block(values: Mapping[str, Any], shape, scale_shape) -> list[int] | None:
     return None
 
 
-def _check(head: DSparkDraftHead, entries: Mapping[str, Entry], findings: Findings) -> None:
-    """Compares the names, shapes and dtypes of the head with those of the files."""
+def _check(path, head: DSparkDraftHead, entries: Mapping[str, Entry]) -> Findings:
+    """Compares the names, shapes and dtypes of the head with those of the files. Returns the list
+    that later findings join, so far empty."""
+    findings = Findings(f"{path}: does not fit a draft head of flavour {head.config.flavour}")
     expected = head.state_dict()
     layers = {n: m for n, m in head.named_modules() if isinstance(m, QuantizedLinear)}
     for name, tensor in expected.items():
@@ -207,6 +217,8 @@ def _check(head: DSparkDraftHead, entries: Mapping[str, Entry], findings: Findin
     for name in sorted(set(entries) - set(expected) - set(TARGET_NAMES)):
         findings.add("unexpected", f"{name} {entries[name]}")
     _check_target_names(head, entries, findings)
+    findings.raise_if_any()
+    return findings
 
 
 def _check_target_names(head, entries: Mapping[str, Entry], findings: Findings) -> None:

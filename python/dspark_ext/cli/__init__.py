@@ -1,0 +1,1 @@
+"""The command line `dspark-ext`: one file per command. docs/command-line.md."""

@@ -1,0 +1,24 @@
+"""A drafter whose confidences pass through a calibration."""
+
+import torch
+
+from ..draft import calibrate
+
+
+class CalibratedDrafter:
+    """Serves `drafter`; the logits of its confidences are divided by `calibration.temperatures`."""
+
+    def __init__(self, drafter, calibration) -> None:
+        self._drafter = drafter
+        self._temperatures = calibration.tensor()
+
+    def __getattr__(self, name: str):
+        return getattr(self._drafter, name)
+
+    def draft(self, batch, num_drafts: int, method: str):
+        """See `engine.Drafter.draft`."""
+        draft = self._drafter.draft(batch, num_drafts, method)
+        logits = torch.logit(draft.confidence)
+        temperatures = self._temperatures[:num_drafts].to(logits.device)
+        draft.confidence = calibrate(logits, temperatures)
+        return draft

@@ -1,0 +1,184 @@
+"""Answer prompts: from arguments, a file or stdin, as text or JSON lines.
+
+Without prompts it answers three built-in ones with and without DSpark and shows what was gained.
+"""
+
+import json
+
+from . import models, plots, prompts, sampling
+from .errors import told_of
+
+
+def add_arguments(parser) -> None:
+    prompts.add_arguments(parser)
+    sampling.add_arguments(parser)
+    models.add_arguments(parser, max_requests=8)
+    parser.add_argument("--plain", action="store_true", help="plain decoding, without drafts")
+    parser.add_argument(
+        "--compare", action="store_true", help="also decode plainly, and show the speed-up measured"
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object a line per answer")
+    parser.add_argument("--report", metavar="FILE", help="write the numbers as JSON")
+    plots.add_argument(parser)
+
+
+def run(options) -> int:
+    from .screen import consoles
+
+    plots.check(options.plot)
+    sampling.check(options)
+    out, log = consoles()
+    asked = prompts.read(options)
+    if not asked:
+        asked, options.compare, options.max_requests = prompts.built_in(), not options.plain, 1
+        log.print("No prompt was given; answering three built-in ones, one after the other.")
+    with log.status("Loading the models"):
+        served = models.load(options)
+    plain = options.plain or served.engine.drafter is None
+    log.print(_headline(served, plain))
+    params = sampling.read_all(options, served, asked)
+    encoded = prompts.encode(asked, served, options.raw)
+    labels = [prompt.label for prompt in asked]
+    collector, generation = _answer(options, served, (encoded, params, labels), plain, out, log)
+    numbers = _report(collector, generation, labels) | {"models": served.facts}
+    if options.compare and not plain:
+        numbers["speedup"] = _compare(served, encoded, params, generation, log)
+    if options.report:
+        with told_of("--report"), open(options.report, "w", encoding="utf-8") as file:
+            json.dump(numbers, file, indent=2)
+            file.write("\n")
+        log.print(f"Wrote {options.report}")
+    if options.plot:
+        with told_of("--plot"):
+            written = plots.write(options.plot, collector)
+        log.print(f"Wrote {', '.join(map(str, written))}")
+    return 0
+
+
+def _headline(served, plain: bool) -> str:
+    facts = served.facts
+    drafter = "plain decoding" if plain else f"drafter {facts['drafter']}, blocks of"
+    return (
+        f"{facts['target']}, weights {facts['weights']}; {drafter}"
+        f"{'' if plain else ' ' + str(facts['drafts'])}; {facts['threads']} thread(s)"
+    )
+
+
+def _report(collector, generation, labels) -> dict:
+    from .collect import report
+
+    return report(collector, generation, labels)
+
+
+def _answer(options, served, work, plain: bool, out, log):
+    """Run all prompts, showing text (one prompt) or the live table (several) on the way."""
+    from .collect import Collector
+    from .screen import LiveTable
+
+    encoded, params, labels = work
+    engine = served.engine
+    collector = Collector(len(encoded), 0 if plain else engine.num_drafts)
+    with told_of("PROMPT", ValueError):
+        stream = engine.stream(encoded, params, speculative=not plain)
+    if len(encoded) == 1 and not options.json:
+        _write_as_it_comes(stream, collector, served, out)
+        log.print(_summary(collector, stream))
+        return collector, stream
+    table = LiveTable(log, labels, collector, stream.stats)
+    with table.running():
+        for event in stream:
+            collector.add(event)
+            table.update(event.request)
+    for label, output in zip(labels, stream.outputs, strict=True):
+        _print_answer(options, out, label, _text(served, output.token_ids), output)
+    return collector, stream
+
+
+def _write_as_it_comes(stream, collector, served, out) -> None:
+    """Accepted drafts in green, where standard output is a terminal."""
+    from rich.text import Text
+
+    from .screen import TextStream
+
+    text = TextStream(served.tokenizer)
+    for event in stream:
+        collector.add(event)
+        for token, accepted in zip(event.token_ids, event.accepted, strict=True):
+            if token not in served.stop_ids:
+                piece = text.add(token)
+                out.print(Text(piece, "green" if accepted else ""), end="", soft_wrap=True)
+    out.print()
+
+
+def _text(served, token_ids) -> str:
+    ends = len(token_ids) - (bool(token_ids) and token_ids[-1] in served.stop_ids)
+    return served.tokenizer.decode(token_ids[:ends])
+
+
+def _print_answer(options, out, label, text, output) -> None:
+    if options.json:
+        answer = {
+            "prompt": label,
+            "text": text,
+            "token_ids": output.token_ids,
+            "finish_reason": output.finish_reason,
+            "passes": output.passes,
+            "drafts_accepted": sum(output.accepted),
+        }
+        print(json.dumps(answer, ensure_ascii=False))
+        return
+    out.rule(label, style="dim", align="left")
+    out.print(text, markup=False, soft_wrap=True)
+
+
+def _summary(collector, stream) -> str:
+    from .collect import ratio
+    from .screen import number
+
+    total, stats = collector.total(), stream.stats
+    line = f"{total.tokens} tokens in {stats.seconds:.2f} s, {stats.tokens_per_second:.1f}/s"
+    if collector.num_drafts:
+        line += (
+            f"; {number(ratio(total.tokens, total.passes))} tokens a target pass, "
+            f"{number(ratio(total.accepted, total.verified), '.0%')} of {total.verified} drafts "
+            "accepted"
+        )
+    return line
+
+
+def _compare(served, encoded, params, generation, log) -> dict:
+    """Plain decoding of the same prompts, and DSpark again, in turns; the median of the ratios.
+
+    The first run is not counted: it met cold caches."""
+    import statistics
+
+    ratios, rates = [], {"plain": [], "dspark": []}
+    identical = True
+    with log.status("Decoding the same prompts plainly and with DSpark, in turns"):
+        for turn in range(3):
+            runs = {}
+            for name in ("plain", "dspark") if turn % 2 else ("dspark", "plain"):
+                runs[name] = served.engine.generate(encoded, params, speculative=name == "dspark")
+                rates[name].append(runs[name].stats.tokens_per_second)
+            ratios.append(rates["dspark"][-1] / rates["plain"][-1])
+            for mine, theirs, each in zip(
+                runs["dspark"].outputs, runs["plain"].outputs, params, strict=True
+            ):
+                identical &= each.temperature > 0 or mine.token_ids == theirs.token_ids
+    greedy = sum(each.temperature == 0 for each in params)
+    outcome = {
+        "ratio": statistics.median(ratios),
+        "ratios": ratios,
+        "plain_tokens_per_second": statistics.median(rates["plain"]),
+        "dspark_tokens_per_second": statistics.median(rates["dspark"]),
+        "greedy_identical": identical if greedy else None,
+    }
+    log.print(
+        f"Measured on these prompts: {outcome['plain_tokens_per_second']:.1f} tokens/s plainly, "
+        f"{outcome['dspark_tokens_per_second']:.1f} with DSpark: [bold]{outcome['ratio']:.2f}x[/] "
+        f"(median of 3, {min(ratios):.2f} to {max(ratios):.2f})."
+    )
+    if greedy:
+        verdict = "identical to plain decoding" if identical else "[red]NOT identical[/]"
+        log.print(f"Greedy answers: {verdict} ({greedy} of {len(params)} requests).")
+    return outcome

@@ -1,0 +1,211 @@
+"""The arguments that choose target, drafter and settings, and what is loaded for them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .errors import UserError, told_of
+
+if TYPE_CHECKING:
+    from ..engine import DSparkEngine
+
+DEMO = "demo"
+DTYPES = ("bf16", "fp32")
+PRESETS = ("low_latency", "high_throughput", "quality")
+MAX_LEN = 2048  # positions per request, where the model has more
+
+
+def add_arguments(parser, *, max_requests: int) -> None:
+    """The model arguments, the same for every command."""
+    group = parser.add_argument_group("models")
+    group.add_argument(
+        "--target",
+        default=DEMO,
+        metavar="MODEL",
+        help="directory of a Hugging Face causal LM, or `demo` (SmolLM2-135M-Instruct; default)",
+    )
+    group.add_argument(
+        "--drafter",
+        metavar="DRAFTER",
+        help="a DSpark draft head (safetensors file or directory), `demo`, `ngram` (prompt "
+        "lookup), directory of a small Hugging Face model, or `none`; default: demo for the "
+        "demo's target, else ngram",
+    )
+    group.add_argument(
+        "--speculative-config",
+        metavar="JSON",
+        help="settings as a JSON object or a file of one; vLLM's speculative-config is read too",
+    )
+    group.add_argument("--preset", choices=PRESETS, help="settings for a purpose (docs/engine.md)")
+    group.add_argument("--dtype", choices=DTYPES, default="bf16", help="of the weights")
+    group.add_argument("--device", default="cpu", help="where the target runs (default: cpu)")
+    group.add_argument(
+        "--threads", type=positive, help="threads of torch (default: what is faster)"
+    )
+    group.add_argument(
+        "--max-len", type=positive, help=f"positions per request (default: at most {MAX_LEN})"
+    )
+    group.add_argument(
+        "--max-requests",
+        type=positive,
+        default=max_requests,
+        help=f"requests served at once (default: {max_requests})",
+    )
+    group.add_argument(
+        "--calibration",
+        type=Path,
+        metavar="FILE",
+        help="of `dspark-ext calibrate`, for the drafter",
+    )
+
+
+def positive(text: str) -> int:
+    """An argument that is a whole number >= 1."""
+    value = int(text)
+    if value < 1:
+        raise ValueError(text)
+    return value
+
+
+positive.__name__ = "whole number >= 1"  # what argparse calls it in its complaint
+
+
+@dataclasses.dataclass
+class Served:
+    """An engine and what is around it.
+
+    name          what the target is called in answers
+    tokenizer     encode(text) -> ids, decode(ids) -> text
+    chat          messages -> prompt text; None for a target without a chat template
+    stop_ids      tokens that end an answer
+    facts         what is printed and stored with measurements
+    """
+
+    engine: DSparkEngine
+    name: str
+    tokenizer: object
+    chat: object
+    stop_ids: tuple[int, ...]
+    facts: dict
+
+
+def load(options, *, config: dict | None = None) -> Served:
+    """Everything that the model arguments ask for; `config` overrides single settings."""
+    import torch
+
+    from ..demo.loading import cpu_name, faster_thread_count
+    from ..engine import DSparkEngine
+    from .drafters import make_drafter, open_drafter
+
+    settings = read_settings(options, config or {})
+    opened = open_drafter(_drafter_word(options))
+    name, model, tokenizer = _load_target_model(options)
+    target = _make_target(options, model, opened.taps)
+    del model
+    threads = options.threads or faster_thread_count(target)
+    torch.set_num_threads(threads)
+    drafter = make_drafter(opened, target, options)
+    with told_of("--speculative-config"):
+        engine = DSparkEngine(target, drafter, settings, tokenizer=tokenizer)
+    facts = {
+        "target": name,
+        "drafter": opened.name,
+        "drafts": engine.num_drafts,
+        "weights": options.dtype,
+        "threads": threads,
+        "processor": cpu_name(),
+        "torch": torch.__version__,
+        "settings": settings.schedule,
+    }
+    return Served(engine, name, tokenizer, tokenizer.chat, tokenizer.stop_ids, facts)
+
+
+def read_settings(options, overrides: dict):
+    """`SpeculativeConfig` of --preset, --speculative-config and `overrides`, the last one first."""
+    from ..engine import SpeculativeConfig
+
+    values = {}
+    if options.preset:
+        values["preset"] = options.preset
+    if options.speculative_config:
+        values |= read_json("--speculative-config", options.speculative_config)
+    if "method" in values and options.drafter is None and values["method"] == "ngram":
+        options.drafter = "ngram"
+    with told_of("--speculative-config", ValueError, TypeError):
+        return SpeculativeConfig.from_dict({**values, **overrides})
+
+
+def read_json(argument: str, text: str) -> dict:
+    """An argument that is a JSON object, or names a file of one."""
+    source = text
+    if not text.lstrip().startswith("{"):
+        with told_of(argument):
+            source = Path(text).read_text(encoding="utf-8")
+    with told_of(argument):
+        values = json.loads(source)
+    if not isinstance(values, dict):
+        raise UserError(f"{argument}: expected a JSON object, got {type(values).__name__}")
+    return values
+
+
+def _drafter_word(options) -> str:
+    if options.drafter:
+        return options.drafter
+    return DEMO if options.target == DEMO else "ngram"
+
+
+def _load_target_model(options):
+    """(name, transformers model, tokenizer)"""
+    from .tokenizer import Tokenizer
+
+    path = Path(options.target)
+    if options.target != DEMO and not (path / "config.json").is_file():
+        raise UserError(f"--target: {path}: expected a model directory with a config.json")
+    try:
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers.utils import logging
+    except ImportError as error:
+        raise UserError(f"--target: needs transformers: {error}") from error
+    logging.disable_progress_bar()
+    if options.target == DEMO:
+        from ..demo import smollm2
+
+        failures = (OSError, RuntimeError, ImportError, subprocess.CalledProcessError)
+        with told_of("--target demo", *failures):
+            model, tokenizer = smollm2.load()
+        return smollm2.NAME, model, Tokenizer(tokenizer, (smollm2.END_TOKEN,))
+    with told_of(f"--target {path}", OSError, ValueError, KeyError, ImportError):
+        # Weights only from safetensors files, code only from transformers itself.
+        arguments = {"local_files_only": True, "trust_remote_code": False}
+        model = AutoModelForCausalLM.from_pretrained(
+            path, dtype="auto", use_safetensors=True, **arguments
+        )
+        tokenizer = AutoTokenizer.from_pretrained(path, **arguments)
+    ends = model.generation_config.eos_token_id if model.generation_config else None
+    ends = ends if isinstance(ends, list) else [ends]
+    return path.resolve().name, model.eval(), Tokenizer(tokenizer, (), ends)
+
+
+def _make_target(options, model, taps):
+    import torch
+
+    from ..engine import HuggingFaceTarget
+    from ..engine.huggingface import SUPPORTED_MODEL_TYPES
+
+    dtype = torch.bfloat16 if options.dtype == "bf16" else torch.float32
+    most = getattr(model.config, "max_position_embeddings", None) or MAX_LEN
+    max_len = options.max_len or min(most, MAX_LEN)
+    if max_len > most:
+        raise UserError(f"--max-len: the target has {most} positions, got {max_len}")
+    sizes = {"max_requests": options.max_requests, "max_len": max_len}
+    if model.config.model_type not in SUPPORTED_MODEL_TYPES:
+        raise UserError(
+            f"--target: expected a model type of {', '.join(SUPPORTED_MODEL_TYPES)}, "
+            f"got {model.config.model_type!r}"
+        )
+    with told_of("--target"):
+        return HuggingFaceTarget(model, taps, **sizes, weight_dtype=dtype)

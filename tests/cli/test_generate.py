@@ -1,0 +1,93 @@
+"""dspark-ext generate: prompts from everywhere, answers in every form, the numbers that go with
+them."""
+
+import json
+
+import pytest
+
+from dspark_ext.demo import tiny
+
+PROMPT = tiny.PROMPTS[0]
+
+
+def test_text_of_one_prompt_alone_goes_to_standard_output(command, tiny_pair_arguments):
+    common = ["generate", PROMPT, "--raw", "--max-new-tokens", 24, "--dtype", "fp32"]
+    status, drafted, log = command(*common, *tiny_pair_arguments)
+    assert status == 0 and len(drafted) >= 24
+    assert "tokens a target pass" in log and "accepted" in log
+    status, plain, log = command(*common, *tiny_pair_arguments, "--plain")
+    assert status == 0 and plain == drafted  # greedy
+    assert "plain decoding" in log and "target pass" not in log
+
+
+def test_prompts_of_arguments_files_and_stdin(command, tiny_pair_arguments, tmp_path, lines_of):
+    text, lines = tmp_path / "prompts.txt", tmp_path / "prompts.jsonl"
+    text.write_text("import os\n\nimport sys\n")
+    lines.write_text(
+        '"class A"\n{"prompt": "def f", "max_new_tokens": 3}\n{"prompt": [100, 101], "seed": 5}\n'
+        '{"messages": [{"role": "user", "content": "hello"}], "temperature": 0.5}\n'
+    )
+    status, out, _ = command(
+        *("generate", "first", "-", "--file", text, "--file", lines, "--json"),
+        *("--max-new-tokens", 6, *tiny_pair_arguments),
+        stdin="from a pipe\nof two lines\n",
+    )
+    answers = lines_of(out)
+    assert status == 0
+    assert [answer["prompt"] for answer in answers] == [
+        *("first", "from a pipe of two lines", "import os", "import sys"),
+        *("class A", "def f", "2 token ids", "hello"),
+    ]
+    assert [len(answer["token_ids"]) for answer in answers] == [6, 6, 6, 6, 6, 3, 6, 6]
+    for answer in answers:
+        assert answer["text"] == tiny.decode(answer["token_ids"])
+
+
+def test_the_chat_template_is_used_unless_raw(command, tiny_pair_arguments, lines_of):
+    def tokens(*arguments):
+        words = ["generate", *arguments, "--json", "--max-new-tokens", 12, *tiny_pair_arguments]
+        return lines_of(command(*words)[1])[0]["token_ids"]
+
+    templated = "# user: hello\n# assistant:"
+    assert tokens("hello") == tokens(templated, "--raw") != tokens("hello", "--raw")
+
+
+def test_report_and_plots(command, tiny_pair_arguments, tmp_path):
+    pytest.importorskip("matplotlib")
+    report, plots, image = tmp_path / "report.json", tmp_path / "plots", tmp_path / "all.svg"
+    common = ["generate", *tiny.PROMPTS[:3], "--raw", "--max-new-tokens", 40, *tiny_pair_arguments]
+    status, out, log = command(*common, "--compare", "--report", report, "--plot", plots)
+    assert status == 0
+    numbers = json.loads(report.read_text())
+    total, speedup = numbers["total"], numbers["speedup"]
+    assert total["tokens"] == 120 == sum(each["tokens"] for each in numbers["requests"])
+    assert sum(total["passes_by_verify_length"]) == sum(r["passes"] for r in numbers["requests"])
+    assert sum(total["accepted_by_position"]) == total["drafts_accepted"]
+    assert 1 <= total["tokens_per_pass"] <= 6 and 0 < total["acceptance"] < 1
+    assert speedup["greedy_identical"] is True and len(speedup["ratios"]) == 3
+    assert f"{speedup['ratio']:.2f}x" in log
+    assert {p.name for p in plots.iterdir()} == {
+        *("acceptance.png", "verify-lengths.png", "reliability.png")
+    }
+    assert command(*common, "--plot", image)[0] == 0
+    assert image.read_text().lstrip().startswith("<?xml")
+
+
+def test_without_prompts_built_in_ones_are_answered_and_compared(command, tiny_pair_arguments):
+    status, out, log = command("generate", "--max-new-tokens", 8, *tiny_pair_arguments)
+    assert status == 0
+    assert "Explain why the sky is blue" in out and "Measured on these prompts" in log
+
+
+def test_bench_shows_both_rates(command, tiny_pair_arguments):
+    words = ["bench", *tiny.PROMPTS[:3], "--max-new-tokens", 8, "--repeats", 2, "--json"]
+    status, out, _ = command(*words, "--concurrency", "1,3", *tiny_pair_arguments)
+    rows = json.loads(out)["measurements"]
+    assert status == 0 and [row["concurrency"] for row in rows] == [1, 3]
+    for row in rows:
+        assert row["tokens"] == 24 and row["greedy_identical"] is True
+        assert row["lowest"] <= row["ratio"] <= row["highest"]
+        assert row["plain_tokens_per_second"] > 0 and row["dspark_tokens_per_second"] > 0
+    assert rows[1]["rows_per_step"] > rows[0]["rows_per_step"]
+    status, out, _ = command(*words[:-1], "--concurrency", "2", *tiny_pair_arguments)
+    assert status == 0 and "identical" in out and "per pass" in out
