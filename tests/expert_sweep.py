@@ -67,8 +67,17 @@ def make_rows(rows: int, width: int, dtype: torch.dtype, seed: int = 0) -> torch
     return torch.randn(rows, width, generator=generator).to(dtype)
 
 
-def operator_arguments(x, weights: Weights, plan, gather: bool = True, dtype=None) -> tuple:
-    """Arguments of torch.ops.*.grouped_gemm."""
+def operator_arguments(
+    x,
+    weights: Weights,
+    plan,
+    gather: bool = True,
+    dtype=None,
+    exact=True,
+    activation="",
+    limit=None,
+) -> tuple:
+    """Arguments of torch.ops.*.grouped_gemm, for weights in rows."""
     scales = weights.scales
     return (
         x,
@@ -76,9 +85,11 @@ def operator_arguments(x, weights: Weights, plan, gather: bool = True, dtype=Non
         scales if scales is None else formats.as_bytes(scales),
         weights.format or "",
         list(weights.block or (0, 0)),
+        *("rows", []),
         *(plan.sorted, plan.inverse, plan.tile_expert, plan.tile_row, plan.tile_size),
         gather,
         dtype or x.dtype,
+        *(exact, activation, limit),
     )
 
 

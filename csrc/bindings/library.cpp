@@ -96,8 +96,9 @@ STABLE_TORCH_LIBRARY(dspark_ext, m) {
 
     // the expert layer between (csrc/ops/moe)
     m.def("grouped_gemm(Tensor x, Tensor weight, Tensor? scales, str format, int[] block, "
+          "str layout, int[] size, "
           "Tensor sorted, Tensor inverse, Tensor tile_expert, Tensor tile_row, Tensor tile_size, "
-          "bool gather, ScalarType dtype) -> Tensor");
+          "bool gather, ScalarType dtype, bool exact, str activation, float? limit) -> Tensor");
     m.def("swiglu(Tensor gate_up, float? limit, bool interleaved) -> Tensor");
 
     // linear, attention: row-invariant building blocks for decoding on a CPU (csrc/ops/linear, attention)

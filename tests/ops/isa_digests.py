@@ -88,11 +88,13 @@ def routes(generator):
 def experts(generator):
     for kind in expert_sweep.KINDS:
         for width in (6, 64, 122):
-            weights = expert_sweep.make_weights(kind, (5, 37, width), width)
+            weights = expert_sweep.make_weights(kind, (5, 38, width), width)
             plan = expert_sweep.make_plan(23, 3, 5, width)
             for dtype in (torch.float32, torch.bfloat16, torch.float16):
                 x = expert_sweep.make_rows(23, width, dtype)
-                yield moe.grouped_gemm(x, weights.weight, plan, **weights.options())
+                yield moe.grouped_gemm(x, weights.weight, plan, **weights.options(), exact=True)
+                gated = {"activation": "swiglu", "limit": 1.0, **weights.options()}
+                yield moe.grouped_gemm(x, weights.weight, plan, exact=True, **gated)
     gates = torch.randn(60, 258, generator=generator) * 9
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         yield moe.swiglu(gates.to(dtype), 10.0)

@@ -1,5 +1,5 @@
-"""`moe.grouped_gemm` and `moe.swiglu`: against float64, as the stated sum, and what must not
-matter."""
+"""Exact `moe.grouped_gemm`, and `moe.swiglu`: against float64, as the stated sum, and what must
+not matter."""
 
 import expert_sweep as sweep
 import pytest
@@ -14,7 +14,9 @@ BOUND = {torch.float32: 5e-7, torch.bfloat16: 2.5e-3, torch.float16: 3e-4}
 
 
 def multiply(x, weights, plan, **options):
-    return moe.grouped_gemm(x, weights.weight, plan, **weights.options(), **options)
+    return moe.grouped_gemm(
+        x, weights.weight, plan, **weights.options(), **{"exact": True, **options}
+    )
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=name)
@@ -75,8 +77,9 @@ def decode_through(codes, scales, format, block, rows: int = 1):
     """float32 [rows, N]: one-hot rows of x against one expert's codes."""
     plan = moe.plan(torch.zeros(rows, 1, dtype=torch.int32), 1, tile_rows=4)
     return moe.grouped_gemm(
-        torch.eye(rows), codes[None], plan, scales=scales[None], format=format, block=block
-    )
+        torch.eye(rows), codes[None], plan, scales=scales[None], format=format, block=block,
+        exact=True,
+    )  # fmt: skip
 
 
 def same_numbers(got, want) -> bool:
@@ -132,7 +135,7 @@ def test_dtypes_of_codes(kind):
         assert bits_equal(multiply(x, signed, plan), want)
     else:
         named = weights.weight
-    got = moe.grouped_gemm(x, named, plan, scales=weights.scales)
+    got = moe.grouped_gemm(x, named, plan, scales=weights.scales, exact=True)
     assert bits_equal(got, want)
 
 
@@ -215,6 +218,28 @@ def test_nan_and_infinity_stay_in_their_rows():
     assert bits_equal(got[[0, 2, 4]], want[[0, 2, 4]])
 
 
+# ---- the activation of the products -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=name)
+@pytest.mark.parametrize("kind", sweep.KINDS)
+def test_activation_is_swiglu_of_the_sums(kind, dtype):
+    """In float32, rounded once; with gates and ups apart and in turns."""
+    for seed, width in enumerate((2, 18, 34, 128, 130)):
+        weights = sweep.make_weights(kind, (3, width, 40), seed)
+        plan = sweep.make_plan(9 + 70 * (seed == 3), 2, 3, seed, alignment=1 + seed)
+        x = sweep.make_rows(len(plan.inverse), 40, dtype, seed)
+        limit = (None, 0.5)[seed % 2]
+        sums = multiply(x, weights, plan, dtype=torch.float32)
+        for interleaved in (False, True):
+            want = moe.swiglu(sums, limit, interleaved=interleaved)
+            how = {"activation": "swiglu", "interleaved": interleaved, "limit": limit}
+            got = multiply(x, weights, plan, **how)
+            assert got.dtype == dtype and got.shape == (len(sums), width // 2)
+            assert bits_equal(got, want.to(dtype))
+            assert not got[plan.sorted == plan.inverse.numel()].any()
+
+
 # ---- swiglu -------------------------------------------------------------------------------------
 
 
@@ -256,6 +281,13 @@ X, PLAN = torch.zeros(3, 8), moe.plan(torch.arange(6).reshape(3, 2), 6, tile_row
 CODES = torch.zeros(6, 4, 8, dtype=torch.uint8)
 SCALES = torch.ones(6, 1, 1)
 FP8 = {"weight": CODES, "scales": SCALES, "format": "fp8_e4m3"}
+GATED = {"activation": "swiglu"}
+PAIRS = {"weight": torch.zeros(6, 1, 16, 16, 2).half(), "layout": "pairs", "size": (4, 8)}
+PANELS = {"weight": torch.zeros(6, 1, 1, 8, 8, 8, 8).half(), "layout": "panels", "size": (4, 8)}
+MX_PANELS = {
+    **{"weight": torch.zeros(6, 1, 1, 8, 8, 8, 16).byte(), "layout": "panels", "size": (4, 8)},
+    **{"format": "mxfp4", "scales": torch.zeros(6, 1, 1, 64, 8).byte()},
+}
 
 
 @pytest.mark.parametrize(
@@ -287,12 +319,41 @@ FP8 = {"weight": CODES, "scales": SCALES, "format": "fp8_e4m3"}
         ({"plan": PLAN._replace(tile_size=PLAN.tile_size[:1])}, "tile_size: expected shape"),
         ({"weight": torch.zeros(5, 4, 8)}, "plan: expected tiles of experts below 5 .* expert 5"),
         ({"plan": PLAN._replace(tile_row=PLAN.tile_row + 4)}, "plan: .*rows below 6, got expert 2"),
+        ({"limit": 1.0}, "limit: expected none without an activation"),
+        ({**GATED, "limit": 0.0}, "limit: expected a number above 0"),
+        ({**GATED, "weight": torch.zeros(6, 5, 8)}, "activation: .* even number of rows.* N=5"),
+        ({"layout": "columns"}, "layout: expected rows, panels or pairs, got columns"),
+        ({"size": (4, 8)}, "size: expected none for weights in rows"),
+        ({"layout": "pairs"}, r"size: expected \[N, K\] for weights in pairs"),
+        ({**PAIRS, "size": (4,)}, "size: expected"),
+        ({**PAIRS, "size": (-1, 8)}, "size: expected 0 to 1073741824, got -1"),
+        ({**PAIRS, "size": (17, 8)}, r"weight: expected shape \[E, panels=2, words=16, .*\], got"),
+        ({**PAIRS, "size": (4, 33)}, r"weight: expected shape \[E, panels=1, words=32, .*\], got"),
+        ({**PAIRS, "weight": torch.zeros(6, 4, 8)}, "layout: expected rows for .*float32"),
+        ({**PAIRS, "exact": True}, "layout: expected rows"),
+        ({**PANELS, "size": (4, 65)}, r"weight: expected shape \[E, panels=1, steps=2, .*\], got"),
+        (PANELS, "layout: expected rows on a CPU; panels are for GPUs"),
+        ({**MX_PANELS, "scales": SCALES.byte()}, r"scales: .* shape \[E=6, panels=1, steps=1"),
+        ({**MX_PANELS, "block": (2, 32)}, r"block: expected \(1, 32\) for mxfp4 in panels"),
+        ({**MX_PANELS, "size": (4, 7)}, "size: expected an even K"),
     ],
 )  # fmt: skip
 def test_grouped_gemm_refuses(change, message):
     given = {"x": X, "weight": torch.zeros(6, 4, 8), "plan": PLAN} | change
     with pytest.raises(RuntimeError, match=r"dspark_ext\.grouped_gemm: " + message):
         moe.grouped_gemm(**given)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"activation": "gelu"}, "activation: expected 'swiglu' or None, got 'gelu'"),
+        ({"interleaved": True}, "interleaved: expected an activation with it"),
+    ],
+)
+def test_grouped_gemm_refuses_by_value(change, message):
+    with pytest.raises(ValueError, match=r"dspark_ext\.grouped_gemm: " + message):
+        moe.grouped_gemm(X, torch.zeros(6, 4, 8), PLAN, **change)
 
 
 @pytest.mark.parametrize(
@@ -317,4 +378,6 @@ def test_opcheck(kind):
     x = sweep.make_rows(5, 32, torch.bfloat16)
     given = sweep.operator_arguments(x, weights, plan, dtype=torch.float32)
     torch.library.opcheck(operators.grouped_gemm.default, given)
+    gated = sweep.operator_arguments(x, weights, plan, exact=False, activation="swiglu", limit=2.0)
+    torch.library.opcheck(operators.grouped_gemm.default, gated)
     torch.library.opcheck(operators.swiglu.default, (x, 2.0, False))

@@ -1,5 +1,5 @@
-"""The device kernels of the expert layer, as the emulator runs them, against the CPU backend, bit
-by bit."""
+"""The device kernels of the exact expert layer, as the emulator runs them, against the CPU backend,
+bit by bit."""
 
 import functools
 
@@ -42,6 +42,24 @@ def test_grouped_gemm(kind, warp_size):
         )  # fmt: skip
 
 
+@pytest.mark.parametrize("warp_size", emulated.WARP_SIZES)
+@pytest.mark.parametrize("kind", sweep.KINDS)
+def test_activation(kind, warp_size):
+    """Gates and ups apart and in turns; ranges of columns that end anywhere."""
+    for seed, width in enumerate((2, 62, 66, 130)):
+        weights = sweep.make_weights(kind, (3, width, 40), seed)
+        plan = sweep.make_plan(5, 3, 3, seed, (16, 3)[seed % 2], (1, 4)[seed % 2])
+        x = sweep.make_rows(5, 40, FLOATS[seed % 3], seed)
+        arguments = sweep.operator_arguments(
+            x, weights, plan, dtype=FLOATS[seed // 2 % 3], limit=(None, 0.5)[seed % 2],
+            activation=("swiglu", "swiglu_interleaved")[seed // 2],
+        )  # fmt: skip
+        agree(
+            "grouped_gemm", arguments,
+            warp_size=warp_size, seed=seed % 4, level=emulated.FULL,
+        )  # fmt: skip
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_schedules_do_not_matter(seed):
     weights, plan = sweep.make_weights("fp8-32", (4, 70, 160)), sweep.make_plan(12, 2, 4)
@@ -64,7 +82,7 @@ def test_tiles_that_a_plan_cannot_have_are_left_out():
     plan = moe.plan(torch.tensor([[0], [1], [2], [1]]), 3, tile_rows=4)
     weights = sweep.make_weights("fp32", (3, 4, 8))
     x = sweep.make_rows(4, 8, torch.float32)
-    want = moe.grouped_gemm(x, weights.weight, plan)
+    want = moe.grouped_gemm(x, weights.weight, plan, exact=True)
     for change in ({"tile_expert": [7, 1, 2]}, {"tile_row": [9, 1, 3]}):
         bad = {key: torch.tensor(v).to(getattr(plan, key).dtype) for key, v in change.items()}
         arguments = sweep.operator_arguments(x, weights, plan._replace(**bad))

@@ -54,6 +54,13 @@ DSPARK_DEVICE int64_t first_scale(const ExpertWeights& weight, int64_t expert, i
     return (expert * weight.scale_rows + n / weight.block_rows) * weight.scale_columns;
 }
 
+// The row of weights (in rows) that column n of the result comes from: part 0 its only one or that
+// of its gate, part 1 that of its up.
+DSPARK_DEVICE int64_t weight_row(Activation activation, int64_t weight_rows, int64_t n, int part) {
+    if (activation == Activation::kSwigluInterleaved) return 2 * n + part;
+    return part == 0 ? n : weight_rows / 2 + n;
+}
+
 // ---- rows ---------------------------------------------------------------------------------------
 
 // The row of x that row r of the plan is computed from, or -1: none.

@@ -65,6 +65,14 @@ inline bool has_codes(WeightFormat format) {
            format == WeightFormat::kMxFp4;
 }
 
+// How the weights are stored, as the operator is told. `size` is [N, K] for prepared weights.
+struct WeightStorage {
+    const std::string& format;
+    const std::vector<int64_t>& block;
+    const std::string& layout;
+    const std::vector<int64_t>& size;
+};
+
 inline void check_scale(const Tensor& weight, const OptionalTensor& scale,
                         const std::vector<int64_t>& block, ExpertWeights& out) {
     if (!has_codes(out.format)) {
@@ -85,35 +93,104 @@ inline void check_scale(const Tensor& weight, const OptionalTensor& scale,
     out.block_columns = block[1];
     out.scale_rows = (out.rows + block[0] - 1) / block[0];
     out.scale_columns = (out.columns + block[1] - 1) / block[1];
-    Arg(kGemm, "scales", *scale)
-        .on_device_of(weight)
-        .dtype({ScalarType::Float, ScalarType::Byte})
-        .shape({{"E", out.num_experts},
-                {"blocks of rows", out.scale_rows},
-                {"blocks of columns", out.scale_columns}})
-        .dense();
+    Arg arg(kGemm, "scales", *scale);
+    arg.on_device_of(weight).dtype({ScalarType::Float, ScalarType::Byte});
+    if (out.layout == WeightLayout::kPanels && out.format == WeightFormat::kMxFp4) {
+        if (block[0] != 1 || block[1] != 32) {
+            fail(kGemm, "block", "expected (1, 32) for mxfp4 in panels");
+        }
+        arg.dtype({ScalarType::Byte})
+            .shape({{"E", out.num_experts},
+                    {"panels", (out.rows + 63) / 64},
+                    {"steps", (out.columns + 255) / 256},
+                    {"rows", 64},
+                    {"blocks", 8}});
+    } else {
+        arg.shape({{"E", out.num_experts},
+                   {"blocks of rows", out.scale_rows},
+                   {"blocks of columns", out.scale_columns}});
+    }
+    arg.dense();
     out.scale = scale->const_data_ptr();
     out.scale_is_e8m0 = scale->scalar_type() == ScalarType::Byte;
 }
 
-inline ExpertWeights check_weight(const Tensor& weight, const OptionalTensor& scale,
-                                  const std::string& format, const std::vector<int64_t>& block) {
-    ExpertWeights out = {};
-    out.format = weight_format(weight, format);
-    Arg(kGemm, "weight", weight).shape({{"E"}, {"N"}, {"bytes or K"}}).dense();
-    out.data = weight.const_data_ptr();
-    out.num_experts = weight.size(0);
+inline WeightLayout weight_layout(const std::string& layout) {
+    if (layout == "rows") return WeightLayout::kRows;
+    if (layout == "panels") return WeightLayout::kPanels;
+    if (layout == "pairs") return WeightLayout::kPairs;
+    fail(kGemm, "layout", "expected rows, panels or pairs, got " + layout);
+}
+
+// N and K of weights in rows, from their shape.
+inline void check_rows_layout(const Tensor& weight, ExpertWeights& out) {
+    Arg(kGemm, "weight", weight).shape({{"E"}, {"N"}, {"bytes or K"}});
     out.rows = weight.size(1);
     out.columns = weight.size(2) * (out.format == WeightFormat::kMxFp4 ? 2 : 1);
     out.row_bytes = weight.size(2) * weight.element_size();
+}
+
+// N and K as given, and a shape that fits them.
+inline void check_prepared_layout(const Tensor& weight, const std::vector<int64_t>& size,
+                                  ExpertWeights& out) {
+    if (out.format == WeightFormat::kFloat32) {
+        fail(kGemm, "layout", "expected rows for weights of dtype float32");
+    }
+    for (const int64_t n : size) moe::check_range(kGemm, "size", n, 0, kMostColumns);
+    out.rows = size[0];
+    out.columns = size[1];
+    const int64_t element = weight.element_size();
+    if (out.format == WeightFormat::kMxFp4 && out.columns % 2 != 0) {
+        fail(kGemm, "size", "expected an even K, as two fp4 share a byte");
+    }
+    out.row_bytes = out.format == WeightFormat::kMxFp4 ? out.columns / 2 : out.columns * element;
+    Arg arg(kGemm, "weight", weight);
+    if (out.layout == WeightLayout::kPanels) {
+        arg.shape({{"E"},
+                   {"panels", (out.rows + 63) / 64},
+                   {"steps", (out.row_bytes + 127) / 128},
+                   {"octets", 8},
+                   {"chunks", 8},
+                   {"rows", 8},
+                   {"elements", 16 / element}});
+    } else {
+        const int64_t padded = (out.columns + 31) / 32 * 32;
+        const int64_t bytes = out.format == WeightFormat::kMxFp4 ? padded / 2 : padded * element;
+        arg.shape({{"E"},
+                   {"panels", (out.rows + 15) / 16},
+                   {"words", bytes / 4},
+                   {"rows", 16},
+                   {"elements", 4 / element}});
+    }
+}
+
+inline ExpertWeights check_weight(const Tensor& weight, const OptionalTensor& scale,
+                                  const WeightStorage& storage) {
+    ExpertWeights out = {};
+    out.format = weight_format(weight, storage.format);
+    out.layout = weight_layout(storage.layout);
+    const bool is_prepared = out.layout != WeightLayout::kRows;
+    if (storage.size.size() != (is_prepared ? 2u : 0u)) {
+        fail(kGemm, "size",
+             is_prepared ? "expected [N, K] for weights in " + storage.layout
+                         : std::string("expected none for weights in rows, whose shape tells it"));
+    }
+    if (is_prepared) {
+        check_prepared_layout(weight, storage.size, out);
+    } else {
+        check_rows_layout(weight, out);
+    }
+    Arg(kGemm, "weight", weight).dense();
+    out.data = weight.const_data_ptr();
+    out.num_experts = weight.size(0);
     moe::check_range(kGemm, "weight: E", out.num_experts, 0, moe::kMostExperts);
     moe::check_range(kGemm, "weight: N", out.rows, 0, kMostColumns);
     moe::check_range(kGemm, "weight: K", out.columns, 0, kMostColumns);
     moe::CommonUnit unit;
     unit.add(weight.const_data_ptr());
-    unit.add(out.row_bytes);
+    if (!is_prepared) unit.add(out.row_bytes);
     out.is_aligned = unit.bytes() == 16;
-    check_scale(weight, scale, block, out);
+    check_scale(weight, scale, storage.block, out);
     return out;
 }
 
@@ -150,9 +227,48 @@ inline TileTable check_tiles(const PlanTensors& plan, const Tensor& like) {
     return tiles;
 }
 
+// How the products are summed and what becomes of them, as the operator is told.
+struct Epilogue {
+    bool exact;
+    const std::string& activation;
+    std::optional<double> limit;
+};
+
+inline float check_limit(const char* op, std::optional<double> limit) {
+    if (limit && !(*limit > 0.0)) {
+        fail(op, "limit", "expected a number above 0, got " + std::to_string(*limit));
+    }
+    return limit ? static_cast<float>(*limit) : HUGE_VALF;
+}
+
+inline Activation activation_of(const std::string& activation) {
+    if (activation.empty()) return Activation::kNone;
+    if (activation == "swiglu") return Activation::kSwiglu;
+    if (activation == "swiglu_interleaved") return Activation::kSwigluInterleaved;
+    fail(kGemm, "activation", "expected swiglu, swiglu_interleaved or none, got " + activation);
+}
+
+inline void check_epilogue(const Epilogue& epilogue, GroupedGemmArgs& args) {
+    args.activation = activation_of(epilogue.activation);
+    if (args.activation == Activation::kNone && epilogue.limit) {
+        fail(kGemm, "limit", "expected none without an activation");
+    }
+    args.limit = check_limit(kGemm, epilogue.limit);
+    if (args.activation != Activation::kNone && args.weight.rows % 2 != 0) {
+        fail(kGemm, "activation",
+             "expected an even number of rows, gates and ups, got N=" +
+                 std::to_string(args.weight.rows));
+    }
+    args.exact = epilogue.exact;
+    if (args.exact && args.weight.layout != WeightLayout::kRows) {
+        fail(kGemm, "layout", "expected rows for exact sums");
+    }
+}
+
 // `x` has dense rows.
 inline GroupedGemmArgs check_grouped_gemm(const Tensor& x, const ExpertWeights& weight,
-                                          const PlanTensors& plan, bool gather, ScalarType dtype) {
+                                          const PlanTensors& plan, bool gather, ScalarType dtype,
+                                          const Epilogue& epilogue) {
     GroupedGemmArgs args = {};
     args.rows = moe::check_inverse(kGemm, plan.inverse, x);
     Arg(kGemm, "sorted", plan.sorted)
@@ -174,6 +290,7 @@ inline GroupedGemmArgs check_grouped_gemm(const Tensor& x, const ExpertWeights& 
     args.weight = weight;
     check_float(kGemm, "dtype", dtype);
     args.out_dtype = float_type(dtype);
+    check_epilogue(epilogue, args);
     return args;
 }
 
@@ -189,16 +306,13 @@ inline SwigluArgs check_swiglu(const Tensor& gate_up, std::optional<double> limi
         fail(kSwiglu, "gate_up",
              "expected an even number of columns, got " + host::shape_text(gate_up));
     }
-    if (limit && !(*limit > 0.0)) {
-        fail(kSwiglu, "limit", "expected a number above 0, got " + std::to_string(*limit));
-    }
     SwigluArgs args = {};
+    args.limit = check_limit(kSwiglu, limit);
     args.gate_up = {gate_up.const_data_ptr(), moe::row_stride(gate_up)};
     args.dtype = host::float_type(gate_up);
     args.num_rows = gate_up.size(0);
     args.width = gate_up.size(1) / 2;
     args.interleaved = interleaved;
-    args.limit = limit ? static_cast<float>(*limit) : HUGE_VALF;
     return args;
 }
 

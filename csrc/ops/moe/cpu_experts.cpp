@@ -3,6 +3,7 @@
 #include "ops/moe/cpu_experts.h"
 
 #include <cstring>
+#include <type_traits>
 
 #include "backends/cpu/codes.h"
 #include "backends/cpu/lane_dot.h"
@@ -12,7 +13,7 @@ namespace dspark::DSPARK_ISA {
 
 using namespace experts;
 using dspark::experts::kDecodedWeights;
-using dspark::experts::kItemWeights;
+using dspark::experts::kItemColumns;
 using dspark::experts::kWidenedRows;
 
 static_assert(kDotLanes == kProductLanes, "the sum of docs/numerics.md has 16 lanes");
@@ -77,26 +78,20 @@ void store_products(const GroupedGemmArgs& args, const float* values, int64_t co
     }
 }
 
-// The products of a few rows of weights, the first of them row n, with a group of rows.
-template <class Weight>
-void multiply(const GroupedGemmArgs& args, const DotRows<Weight>& weights, int64_t n,
-              RowGroup group, const float* x, int64_t padded) {
-    dot_columns(weights, {x, padded}, group.count,
-                [&](int64_t first, const FloatVector* products, int columns) {
-                    for (int c = 0; c < columns; ++c) {
-                        float values[FloatVector::kWidth];
-                        store(values, products[c]);
-                        const int64_t row = group.first + first + c;
-                        store_products(args, values, weights.count, row * args.weight.rows + n);
-                    }
-                });
-}
+// Rows of an expert's weights.
+struct WeightRows {
+    int64_t expert;
+    int64_t first;
+    int64_t step;
+    int count;  // up to FloatVector::kWidth
+};
 
-// Rows n .. n + count - 1 of an expert's weights as floats.
+// Rows of weights as floats.
 template <class Codes>
-void decode_rows(const ExpertWeights& weight, int64_t expert, int64_t n, int64_t count, float* out,
-                 int64_t padded) {
-    for (int64_t r = n; r < n + count; ++r, out += padded) {
+void decode_rows(const ExpertWeights& weight, const WeightRows& rows, float* out, int64_t padded) {
+    const int64_t expert = rows.expert;
+    for (int i = 0; i < rows.count; ++i, out += padded) {
+        const int64_t r = rows.first + i * rows.step;
         const uint8_t* codes = static_cast<const uint8_t*>(weight.data) +
                                (expert * weight.rows + r) * weight.row_bytes;
         const int64_t scales = first_scale(weight, expert, r);
@@ -114,7 +109,7 @@ void decode_rows(const ExpertWeights& weight, int64_t expert, int64_t n, int64_t
 
 struct Item {
     int64_t expert;
-    int64_t begin;  // rows of the weights
+    int64_t begin;  // columns of the result
     int64_t end;
     RowGroup group;
     const float* x;  // the rows of the group, widened
@@ -122,43 +117,72 @@ struct Item {
     int64_t padded;
 };
 
-template <class Weight>
-void multiply_floats(const GroupedGemmArgs& args, const Item& item) {
-    const int64_t size = args.weight.columns;
-    const Weight* weights =
-        static_cast<const Weight*>(args.weight.data) + item.expert * args.weight.rows * size;
-    for (int64_t n = item.begin; n < item.end; n += FloatVector::kWidth) {
-        const int count = static_cast<int>(moe::smaller(FloatVector::kWidth, item.end - n));
-        const DotRows<Weight> rows = {weights + n * size, size, size, count};
-        multiply(args, rows, n, item.group, item.x, item.padded);
+// The rows of weights that columns n .. n + count - 1 of the result come from: part 0 all of them
+// or the gates, part 1 the ups.
+WeightRows rows_of(const GroupedGemmArgs& args, const Item& item, int64_t n, int part) {
+    const int count = static_cast<int>(moe::smaller(FloatVector::kWidth, item.end - n));
+    const bool in_turns = args.activation == Activation::kSwigluInterleaved;
+    const int64_t first = weight_row(args.activation, args.weight.rows, n, part);
+    return {item.expert, first, in_turns ? 2 : 1, count};
+}
+
+// use(c, products) for every row c of the group: `products` with a few rows of weights.
+template <class Weight, class Use>
+void multiply(const GroupedGemmArgs& args, const Item& item, const WeightRows& rows, Use&& use) {
+    const auto each = [&](int64_t first, const FloatVector* products, int columns) {
+        for (int c = 0; c < columns; ++c) use(first + c, products[c]);
+    };
+    const RowGroup& group = item.group;
+    if constexpr (std::is_same_v<Weight, float> || std::is_same_v<Weight, BFloat16> ||
+                  std::is_same_v<Weight, Float16>) {
+        const int64_t size = args.weight.columns;
+        const Weight* weights = static_cast<const Weight*>(args.weight.data) +
+                                (item.expert * args.weight.rows + rows.first) * size;
+        dot_columns(DotRows<Weight>{weights, rows.step * size, size, rows.count},
+                    {item.x, item.padded}, group.count, each);
+    } else {
+        static_assert(FloatVector::kWidth <= kDecodedWeights, "room for the rows of one pass");
+        decode_rows<Weight>(args.weight, rows, item.decoded, item.padded);
+        dot_columns(DotRows<float>{item.decoded, item.padded, item.padded, rows.count},
+                    {item.x, item.padded}, group.count, each);
     }
 }
 
-template <class Codes>
-void multiply_codes(const GroupedGemmArgs& args, const Item& item) {
-    static_assert(FloatVector::kWidth <= kDecodedWeights, "room for the rows of one pass");
+template <class Weight>
+void multiply_columns(const GroupedGemmArgs& args, const Item& item) {
+    const bool has_gates = args.activation != Activation::kNone;
+    const int64_t columns = out_columns(args.activation, args.weight.rows);
+    float gates[kWidenedRows][FloatVector::kWidth];
     for (int64_t n = item.begin; n < item.end; n += FloatVector::kWidth) {
-        const int count = static_cast<int>(moe::smaller(FloatVector::kWidth, item.end - n));
-        decode_rows<Codes>(args.weight, item.expert, n, count, item.decoded, item.padded);
-        const DotRows<float> rows = {item.decoded, item.padded, item.padded, count};
-        multiply(args, rows, n, item.group, item.x, item.padded);
+        if (has_gates) {
+            multiply<Weight>(args, item, rows_of(args, item, n, 0),
+                             [&](int64_t c, FloatVector products) { store(gates[c], products); });
+        }
+        const WeightRows rows = rows_of(args, item, n, has_gates ? 1 : 0);
+        multiply<Weight>(args, item, rows, [&](int64_t c, FloatVector products) {
+            float values[FloatVector::kWidth];
+            store(values, has_gates
+                              ? clamped_swiglu(load(gates[c]), products, FloatVector(args.limit))
+                              : products);
+            store_products(args, values, rows.count, (item.group.first + c) * columns + n);
+        });
     }
 }
 
 void multiply_item(const GroupedGemmArgs& args, const Item& item) {
     switch (args.weight.format) {
         case WeightFormat::kFloat32:
-            return multiply_floats<float>(args, item);
+            return multiply_columns<float>(args, item);
         case WeightFormat::kBFloat16:
-            return multiply_floats<BFloat16>(args, item);
+            return multiply_columns<BFloat16>(args, item);
         case WeightFormat::kFloat16:
-            return multiply_floats<Float16>(args, item);
+            return multiply_columns<Float16>(args, item);
         case WeightFormat::kFp8E4M3:
-            return multiply_codes<codes::CodeBytes<Fp8E4M3>>(args, item);
+            return multiply_columns<codes::CodeBytes<Fp8E4M3>>(args, item);
         case WeightFormat::kFp8E4M3Fnuz:
-            return multiply_codes<codes::CodeBytes<Fp8E4M3Fnuz>>(args, item);
+            return multiply_columns<codes::CodeBytes<Fp8E4M3Fnuz>>(args, item);
         case WeightFormat::kMxFp4:
-            return multiply_codes<codes::CodePairs>(args, item);
+            return multiply_columns<codes::CodePairs>(args, item);
     }
 }
 
@@ -166,7 +190,8 @@ void multiply_item(const GroupedGemmArgs& args, const Item& item) {
 
 void grouped_gemm(const GroupedGemmArgs& args, int64_t begin, int64_t end, float* scratch) {
     const int64_t padded = dspark::experts::padded_columns(args.weight);
-    const int64_t ranges = moe::ceil_div(args.weight.rows, kItemWeights);
+    const int64_t columns = out_columns(args.activation, args.weight.rows);
+    const int64_t ranges = moe::ceil_div(columns, kItemColumns);
     float* const x = scratch;
     float* const decoded = scratch + kWidenedRows * padded;
     int64_t widened = -1;  // the group in x
@@ -174,8 +199,8 @@ void grouped_gemm(const GroupedGemmArgs& args, int64_t begin, int64_t end, float
         const int64_t tile = i / ranges;
         const int64_t expert = args.tiles.expert[tile];
         if (expert < 0) return;  // and so are all that follow
-        const int64_t first = i % ranges * kItemWeights;
-        const int64_t last = moe::smaller(args.weight.rows, first + kItemWeights);
+        const int64_t first = i % ranges * kItemColumns;
+        const int64_t last = moe::smaller(columns, first + kItemColumns);
         const int64_t row = args.tiles.row[tile];
         for (int64_t r = 0; r < args.tiles.size[tile]; r += kWidenedRows) {
             const RowGroup group = {row + r, moe::smaller(kWidenedRows, args.tiles.size[tile] - r)};
@@ -188,7 +213,7 @@ void grouped_gemm(const GroupedGemmArgs& args, int64_t begin, int64_t end, float
 
 void clear_unused_rows(const GroupedGemmArgs& args, int64_t begin, int64_t end) {
     const int64_t size = args.out_dtype == FloatType::kFloat32 ? 4 : 2;
-    const int64_t bytes = args.weight.rows * size;
+    const int64_t bytes = out_columns(args.activation, args.weight.rows) * size;
     for (int64_t row = begin; row < end; ++row) {
         if (moe::token_of_row(args.rows, row) >= 0) continue;
         memset(static_cast<char*>(args.out) + row * bytes, 0, static_cast<size_t>(bytes));

@@ -5,8 +5,8 @@
 #include "backends/cpu/isa.h"
 #include "ops/moe/args_experts.h"
 
-// grouped_gemm: a range of items; item i is for tile i / ranges the rows of the weights from
-// kItemWeights * (i mod ranges) on, where ranges = ceil(N / kItemWeights). `scratch` has
+// grouped_gemm: a range of items; item i is for tile i / ranges the columns of the result from
+// kItemColumns * (i mod ranges) on, where ranges = ceil(out_columns / kItemColumns). `scratch` has
 // scratch_floats() and belongs to the caller's thread.
 // clear_unused_rows, swiglu: a range of rows.
 // first_bad_tile: the first of the tiles that the plan cannot have, or -1.
@@ -21,7 +21,7 @@ DSPARK_CPU_DECLARE(
 
 namespace dspark::experts {
 
-constexpr int64_t kItemWeights = 64;
+constexpr int64_t kItemColumns = 64;
 // Rows of a tile that meet a row of the weights at a time, and rows of weights that are decoded
 // before they do.
 constexpr int64_t kWidenedRows = 64;

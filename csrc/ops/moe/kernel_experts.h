@@ -1,6 +1,7 @@
 // Kernels of the expert layer, for any format of weights; without matrix units.
 //
-// A block of `grouped_gemm` takes a tile of the plan and kBlockWeights rows of weights. Thread
+// A block of `grouped_gemm` takes a tile of the plan and kBlockWeights rows of weights: with an
+// activation the gates of half as many columns of the result, then their ups. Thread
 // (lane, group) sums the columns k with k mod 16 = lane of the products of a few of these rows with
 // up to kBlockRows rows of x. Weights are brought to shared memory as they are, by 16-byte loads,
 // and each is decoded once, by the only thread that needs it.
@@ -41,11 +42,25 @@ struct GemmShared {
 // What a block works on.
 struct GemmItem {
     int64_t expert;
-    int64_t first_weight;  // row of the weights
-    int num_weights;       // up to kBlockWeights
+    int64_t first_column;  // of the result
+    int num_columns;       // up to kBlockWeights, with an activation half as many
     int64_t first_row;     // of the plan
     int num_rows;          // up to kBlockRows
 };
+
+// The columns of the result that a block computes.
+DSPARK_DEVICE int block_columns(const GroupedGemmArgs& args) {
+    return args.activation == Activation::kNone ? kBlockWeights : kBlockWeights / 2;
+}
+
+// The row of weights n of the block among those of all experts, or -1.
+DSPARK_DEVICE int64_t block_weight_row(const GroupedGemmArgs& args, const GemmItem& item, int n) {
+    const int part = n / block_columns(args);
+    const int column = n % block_columns(args);
+    if (column >= item.num_columns) return -1;
+    return item.expert * args.weight.rows +
+           weight_row(args.activation, args.weight.rows, item.first_column + column, part);
+}
 
 // ---- staging ------------------------------------------------------------------------------------
 
@@ -66,17 +81,15 @@ DSPARK_DEVICE Bytes16 load_chunk(const ExpertWeights& weight, int64_t row, int64
 
 // The bytes from first_byte on of the item's rows of weights.
 template <class Shared>
-DSPARK_DEVICE void stage_weights(const ExpertWeights& weight, const GemmItem& item,
+DSPARK_DEVICE void stage_weights(const GroupedGemmArgs& args, const GemmItem& item,
                                  int64_t first_byte, Shared& shared) {
-    const int64_t first_row = item.expert * weight.rows + item.first_weight;
     for (int i = 0; i < kBlockWeights * kStepChunks / kThreads; ++i) {
         const int chunk = thread_idx() + i * kThreads;
         const int row = chunk / kStepChunks;
         const int at = chunk % kStepChunks;
         Bytes16 bytes = {};
-        if (row < item.num_weights) {
-            bytes = load_chunk(weight, first_row + row, first_byte + 16 * at);
-        }
+        const int64_t weight_row = block_weight_row(args, item, row);
+        if (weight_row >= 0) bytes = load_chunk(args.weight, weight_row, first_byte + 16 * at);
         shared.weights.store4(row * kStrideWords + 4 * at, bytes.word[0], bytes.word[1],
                               bytes.word[2], bytes.word[3]);
     }
@@ -119,13 +132,14 @@ struct Scales {
     float value[kThreadWeights];
     int block;
 
-    DSPARK_DEVICE Scales(const ExpertWeights& weight, const GemmItem& item) : block(-1) {
+    DSPARK_DEVICE Scales(const GroupedGemmArgs& args, const GemmItem& item) : block(-1) {
         const int group = thread_idx() / kProductLanes;
         for (int c = 0; c < kThreadWeights; ++c) {
             value[c] = 1.0f;
-            const int n = group + c * kGroups;
-            const bool has_scale = weight.scale != nullptr && n < item.num_weights;
-            first[c] = has_scale ? first_scale(weight, item.expert, item.first_weight + n) : -1;
+            const int64_t row = block_weight_row(args, item, group + c * kGroups);
+            const bool has_scale = args.weight.scale != nullptr && row >= 0;
+            const int64_t of_expert = row - item.expert * args.weight.rows;
+            first[c] = has_scale ? first_scale(args.weight, item.expert, of_expert) : -1;
         }
     }
 
@@ -192,14 +206,32 @@ DSPARK_DEVICE void store_rounded(const GroupedGemmArgs& args, int64_t at, float 
     }
 }
 
-// Adds up the lanes of every product, a product per thread, and stores it.
+// Stores what becomes of the products of a row of x with the rows of weights group, group +
+// kGroups,
+// ... of the block, where group is the thread mod kGroups.
+DSPARK_DEVICE void store_columns(const GroupedGemmArgs& args, const GemmItem& item, int row,
+                                 const float (&product)[kThreadWeights]) {
+    const int64_t columns = out_columns(args.activation, args.weight.rows);
+    const int64_t first = (item.first_row + row) * columns + item.first_column;
+    const int group = thread_idx() % kGroups;
+    const bool has_gates = args.activation != Activation::kNone;
+    for (int c = 0; c < kThreadWeights; ++c) {
+        const int column = group + c * kGroups;
+        if (column >= item.num_columns) continue;
+        const float up = product[(c + kThreadWeights / 2) % kThreadWeights];
+        store_rounded(args, first + column,
+                      has_gates ? clamped_swiglu(product[c], up, args.limit) : product[c]);
+    }
+}
+
+// Adds up the lanes of every product, a product per thread, and stores what becomes of it.
 template <class Decoder>
 DSPARK_DEVICE void store_products(const GroupedGemmArgs& args, const GemmItem& item,
                                   const Sums& sums, GemmShared<Decoder>& shared) {
     const int lane = thread_idx() % kProductLanes;
     const int group = thread_idx() / kProductLanes;
     const int row = thread_idx() / kGroups;
-    const int own_group = thread_idx() % kGroups;
+    float product[kThreadWeights];
     for (int c = 0; c < kThreadWeights; ++c) {
         sync_block();
         for (int r = 0; r < kBlockRows; ++r) {
@@ -208,16 +240,16 @@ DSPARK_DEVICE void store_products(const GroupedGemmArgs& args, const GemmItem& i
             }
         }
         sync_block();
-        const int n = own_group + c * kGroups;
-        if (row >= item.num_rows || n >= item.num_weights) continue;
+        product[c] = 0.0f;
+        if (row >= item.num_rows) continue;
         float part[kProductLanes];
         for (int l = 0; l < kProductLanes; ++l) part[l] = shared.x[thread_idx() * kSumStride + l];
         for (int h = kProductLanes / 2; h > 0; h /= 2) {
             for (int l = 0; l < h; ++l) part[l] += part[l + h];
         }
-        store_rounded(args, (item.first_row + row) * args.weight.rows + item.first_weight + n,
-                      part[0]);
+        product[c] = part[0];
     }
+    if (row < item.num_rows) store_columns(args, item, row, product);
 }
 
 template <class Decoder>
@@ -228,12 +260,12 @@ DSPARK_DEVICE void multiply(const GroupedGemmArgs& args, const GemmItem& item,
     if (thread_idx() < item.num_rows) {
         shared.source[thread_idx()] = source_row(args, item.first_row + thread_idx());
     }
-    Scales scales(args.weight, item);
+    Scales scales(args, item);
     Sums sums = {};
     for (int first = 0; first < columns; first += kStepColumns<Decoder>) {
         sync_block();
         const int64_t first_byte = int64_t{first / Decoder::kPerWord} * 4;
-        stage_weights(args.weight, item, first_byte, shared);
+        stage_weights(args, item, first_byte, shared);
         stage_rows(args, item, first, shared);
         sync_block();
         add_products(args.weight, item, first, shared, scales, sums);
@@ -252,11 +284,12 @@ DSPARK_DEVICE void multiply_tile(const GroupedGemmArgs& args, int64_t tile, int6
     const int64_t row = args.tiles.row[tile];
     const int64_t size = args.tiles.size[tile];
     if (row < 0 || row > args.rows.capacity - size) return;
-    const int64_t first = range * kBlockWeights;
-    const int num_weights = static_cast<int>(moe::smaller(kBlockWeights, args.weight.rows - first));
+    const int64_t columns = out_columns(args.activation, args.weight.rows);
+    const int64_t first = range * block_columns(args);
+    const int num_columns = static_cast<int>(moe::smaller(block_columns(args), columns - first));
     for (int64_t r = 0; r < size; r += kBlockRows) {
         const int num_rows = static_cast<int>(moe::smaller(kBlockRows, size - r));
-        multiply(args, GemmItem{expert, first, num_weights, row + r, num_rows}, shared);
+        multiply(args, GemmItem{expert, first, num_columns, row + r, num_rows}, shared);
     }
 }
 
@@ -264,14 +297,15 @@ DSPARK_DEVICE void multiply_tile(const GroupedGemmArgs& args, int64_t tile, int6
 DSPARK_DEVICE void clear_unused_rows(const GroupedGemmArgs& args, int64_t chunk) {
     const int64_t row = chunk * kGroups + thread_idx() / kProductLanes;
     if (row >= args.rows.capacity || moe::token_of_row(args.rows, row) >= 0) return;
-    for (int64_t n = thread_idx() % kProductLanes; n < args.weight.rows; n += kProductLanes) {
-        store_rounded(args, row * args.weight.rows + n, 0.0f);
+    const int64_t columns = out_columns(args.activation, args.weight.rows);
+    for (int64_t n = thread_idx() % kProductLanes; n < columns; n += kProductLanes) {
+        store_rounded(args, row * columns + n, 0.0f);
     }
 }
 
 struct GemmLaunch {
     GroupedGemmArgs args;
-    int64_t ranges;      // of kBlockWeights rows of weights
+    int64_t ranges;      // of the columns of the result
     int64_t tile_items;  // of which each is a tile and a range; then come kGroups rows each
     int64_t items;
 };

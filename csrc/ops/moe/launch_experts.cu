@@ -43,7 +43,10 @@ void launch_gemm(Sequence& sequence, const GemmLaunch& launch) {
 }
 
 int grouped_gemm(const GroupedGemmArgs& args, LaunchTarget& target) {
-    GemmLaunch launch = {args, ceil_div_of(args.weight.rows, kBlockWeights), 0, 0};
+    const bool has_gates = args.activation != Activation::kNone;
+    const int64_t block_columns = has_gates ? kBlockWeights / 2 : kBlockWeights;
+    const int64_t columns = out_columns(args.activation, args.weight.rows);
+    GemmLaunch launch = {args, ceil_div_of(columns, block_columns), 0, 0};
     launch.tile_items = args.tiles.count * launch.ranges;
     launch.items = launch.tile_items + ceil_div_of(args.rows.capacity, kGroups);
     return with_warp_size([&](auto warp_size) {

@@ -21,6 +21,14 @@ struct OnCpu {
         Arg(op, name, tensor).on_cpu();
     }
 
+    static void check_layout(WeightLayout layout) {
+        if (layout == WeightLayout::kRows) return;
+        fail(kGemm, "layout",
+             layout == WeightLayout::kPanels
+                 ? "expected rows on a CPU; panels are for GPUs: prepare the weights for cpu"
+                 : "expected rows; this build multiplies no weights in pairs");
+    }
+
     static void run(const GroupedGemmArgs& args, const Tensor&) {
         const int64_t bad = DSPARK_CPU_DISPATCH(first_bad_tile, args);
         if (bad >= 0) {
@@ -32,11 +40,12 @@ struct OnCpu {
                      std::to_string(args.tiles.size[bad]) + " rows for tile " +
                      std::to_string(bad));
         }
-        torch::stable::parallel_for(0, args.rows.capacity, grain(args.weight.rows),
+        const int64_t columns = out_columns(args.activation, args.weight.rows);
+        torch::stable::parallel_for(0, args.rows.capacity, grain(columns),
                                     [&](int64_t begin, int64_t end) {
                                         DSPARK_CPU_DISPATCH(clear_unused_rows, args, begin, end);
                                     });
-        const int64_t ranges = (args.weight.rows + kItemWeights - 1) / kItemWeights;
+        const int64_t ranges = (columns + kItemColumns - 1) / kItemColumns;
         torch::stable::parallel_for(
             0, tiles_in_use(args.tiles) * ranges, 1, [&](int64_t begin, int64_t end) {
                 const std::unique_ptr<float[]> scratch(
@@ -70,6 +79,7 @@ struct OnGpu {
     static void check_device(const char* op, const char* name, const Tensor& tensor) {
         if (!tensor.is_cuda()) fail(op, name, "expected the GPU of the other tensors, got cpu");
     }
+    static void check_layout(WeightLayout layout) { check_gpu_layout(layout); }
     static void run(const GroupedGemmArgs& args, const Tensor& like) {
         run_on(gpu::Device(kGemm, like), args, &ExpertsLaunch::grouped_gemm);
     }

@@ -2,6 +2,7 @@
 //
 // A Backend is a struct of static members:
 //     check_device(op, name, tensor)   fails unless the backend serves the tensor's device
+//     check_layout(layout)             fails unless it reads weights so laid out
 //     run(args, like)                  for each argument struct; `like` is on the device
 #pragma once
 
@@ -15,20 +16,34 @@
 
 namespace dspark::experts {
 
+// Of what runs the device kernels.
+inline void check_gpu_layout(WeightLayout layout) {
+    if (layout == WeightLayout::kRows) return;
+    fail(kGemm, "layout",
+         layout == WeightLayout::kPairs
+             ? "expected rows on a GPU; pairs are for CPUs: prepare the weights for the GPU"
+             : "expected rows; this build multiplies no weights in panels");
+}
+
 template <class Backend>
 struct Operators {
     static Tensor grouped_gemm(const Tensor& x, const Tensor& weight, const OptionalTensor& scales,
-                               std::string format, std::vector<int64_t> block, const Tensor& sorted,
+                               std::string format, std::vector<int64_t> block, std::string layout,
+                               std::vector<int64_t> size, const Tensor& sorted,
                                const Tensor& inverse, const Tensor& tile_expert,
                                const Tensor& tile_row, const Tensor& tile_size, bool gather,
-                               ScalarType dtype) {
+                               ScalarType dtype, bool exact, std::string activation,
+                               std::optional<double> limit) {
         Backend::check_device(kGemm, "x", x);
         Arg(kGemm, "weight", weight).on_device_of(x);
-        const ExpertWeights weights = check_weight(weight, scales, format, block);
+        const ExpertWeights weights = check_weight(weight, scales, {format, block, layout, size});
+        Backend::check_layout(weights.layout);
         const Tensor rows = moe::with_dense_rows(x);
-        GroupedGemmArgs args = check_grouped_gemm(
-            rows, weights, {sorted, inverse, tile_expert, tile_row, tile_size}, gather, dtype);
-        Tensor out = host::new_tensor(x, {args.rows.capacity, weights.rows}, dtype);
+        GroupedGemmArgs args =
+            check_grouped_gemm(rows, weights, {sorted, inverse, tile_expert, tile_row, tile_size},
+                               gather, dtype, {exact, activation, limit});
+        Tensor out = host::new_tensor(
+            x, {args.rows.capacity, out_columns(args.activation, weights.rows)}, dtype);
         args.out = out.mutable_data_ptr();
         if (out.numel() > 0) Backend::run(args, x);
         return out;

@@ -10,6 +10,8 @@ def _grouped_gemm(
     scales,
     format,
     block,
+    layout,
+    size,
     sorted,
     inverse,
     tile_expert,
@@ -17,8 +19,13 @@ def _grouped_gemm(
     tile_size,
     gather,
     dtype,
+    exact,
+    activation,
+    limit,
 ):
-    return x.new_empty((sorted.shape[0], weight.shape[1]), dtype=dtype)
+    rows = size[0] if size else weight.shape[1]
+    columns = rows // 2 if activation else rows
+    return x.new_empty((sorted.shape[0], columns), dtype=dtype)
 
 
 @register_fake("swiglu")

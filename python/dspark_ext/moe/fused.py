@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .dispatch import combine
-from .gemm import grouped_gemm, swiglu
+from .gemm import grouped_gemm
 from .plan import DispatchPlan, plan
 
 # Rows of a tile. A CPU reads the weights of an expert once for so many; on a GPU more, smaller
@@ -47,27 +47,39 @@ def apply_experts(
     *,
     swiglu_limit: float | None = None,
     gather: bool = True,
+    exact: bool = False,
 ) -> Tensor:
     """y[r] = w2 swiglu(w13 x[row of r]) with the weights of row r's expert.
 
-    What `ExpertParallel` takes as `experts`, and `combine` as y. Both products and the activation
-    between them are rounded to the dtype of x.
+    What `ExpertParallel` takes as `experts`, and `combine` as y. The activation takes the float32
+    sums of the first product; it and the second product are rounded to the dtype of x.
 
     Args:
         x: [T, d], or without `gather` [capacity, d], as for `grouped_gemm`.
         weights: of the experts of the plan.
         plan: of `moe.plan(..., tile_rows=n)`.
         swiglu_limit: as for `swiglu`.
+        exact: sums in the stated order, as for `grouped_gemm`.
 
     Returns:
         [capacity, d], dtype of x. A row does not depend on the others.
 
     Raises RuntimeError for shapes, dtypes, devices and formats.
     """
-    how = {"format": weights.format, "block": weights.block}
-    gate_up = grouped_gemm(x, weights.w13, plan, scales=weights.w13_scales, gather=gather, **how)
-    hidden = swiglu(gate_up, swiglu_limit, interleaved=weights.interleaved)
-    return grouped_gemm(hidden, weights.w2, plan, scales=weights.w2_scales, gather=False, **how)
+    first, second = (None, None) if weights.sizes is None else weights.sizes
+    how = {
+        "format": weights.format,
+        "block": weights.block,
+        "layout": weights.layout,
+        "exact": exact,
+    }
+    hidden = grouped_gemm(
+        x, weights.w13, plan, scales=weights.w13_scales, size=first, gather=gather,
+        activation="swiglu", interleaved=weights.interleaved, limit=swiglu_limit, **how,
+    )  # fmt: skip
+    return grouped_gemm(
+        hidden, weights.w2, plan, scales=weights.w2_scales, size=second, gather=False, **how
+    )
 
 
 def fused_moe(
@@ -82,11 +94,14 @@ def fused_moe(
     format: str | None = None,
     block: tuple[int, int] | None = None,
     interleaved: bool = False,
+    layout: str = "rows",
+    sizes: tuple[tuple[int, int], tuple[int, int]] | None = None,
     num_experts: int | None = None,
     expert_map: Tensor | None = None,
     swiglu_limit: float | None = None,
     shared: ExpertWeights | tuple | None = None,
     residual: Tensor | None = None,
+    exact: bool = False,
 ) -> Tensor:
     """out[t] = sum over j of weights[t, j] * f[ids[t, j]](x[t]), + shared expert, + residual.
 
@@ -95,15 +110,15 @@ def fused_moe(
     is not here (id -1, or out of range) adds nothing; a token without any gives exactly 0, plus
     `shared` and `residual`. Weights of experts that no token chose are not read.
 
-    The steps are `plan`, `grouped_gemm`, `swiglu`, `grouped_gemm`, `combine`; what passes from one
-    to the next is in the dtype of x. Their sizes follow from the shapes alone and nothing is read
-    back, so that a graph can capture the call. The row of a token has the same bits on every
-    backend, run to run, and whatever the other tokens are.
+    The steps are `plan`, `grouped_gemm` with the activation, `grouped_gemm`, `combine`; what passes
+    from one to the next is in the dtype of x. Their sizes follow from the shapes alone and nothing
+    is read back, so that a graph can capture the call. The row of a token has the same bits run to
+    run and whatever the other tokens are, with `exact` on every backend.
 
     Args:
         x: float32, bfloat16 or float16 [T, d]; T may be 0.
         w13, w2: [E, 2N, d] and [E, d, N], see `ExpertWeights`, with w13_scales, w2_scales, format,
-            block and interleaved.
+            block, interleaved, layout and sizes.
         ids: int32 or int64 [T, k], any strides.
         weights: float32, bfloat16 or float16 [T, k], any strides.
         num_experts: E, if it is to be checked.
@@ -112,6 +127,7 @@ def fused_moe(
         shared: an expert that every token goes to with weight 1: an `ExpertWeights` (or its fields
             as a tuple) with w13 [2N', d] and w2 [d, N'] and scales without the dimension E.
         residual: [T, d], dtype of x.
+        exact: sums in the stated order, as for `grouped_gemm`.
 
     Returns:
         [T, d], dtype of x.
@@ -121,8 +137,10 @@ def fused_moe(
             and the argument.
         ValueError: num_experts is not that of the weights.
     """
-    experts = ExpertWeights(w13, w2, w13_scales, w2_scales, format, block, interleaved)
-    _check_weights(x, w13, w2)
+    experts = ExpertWeights(
+        w13, w2, w13_scales, w2_scales, format, block, interleaved, layout, sizes
+    )
+    _check_weights(x, experts)
     if num_experts is not None and num_experts != w13.shape[0]:
         raise ValueError(
             f"dspark_ext.fused_moe: num_experts: expected E={w13.shape[0]} of w13, got "
@@ -130,14 +148,22 @@ def fused_moe(
         )
     rows = TILE_ROWS_CPU if x.device.type == "cpu" else TILE_ROWS_GPU
     dispatch = plan(ids, w13.shape[0], expert_map=expert_map, tile_rows=rows)
-    y = apply_experts(x, experts, dispatch, swiglu_limit=swiglu_limit)
-    every = None if shared is None else _apply_shared(x, ExpertWeights(*shared), swiglu_limit, rows)
+    how = {"swiglu_limit": swiglu_limit, "exact": exact}
+    y = apply_experts(x, experts, dispatch, **how)
+    every = None
+    if shared is not None:
+        every = _apply_shared(x, ExpertWeights(*shared), rows, **how)
     return combine(y, dispatch, weights, shared=every, residual=residual)
 
 
-def _check_weights(x: Tensor, w13: Tensor, w2: Tensor) -> None:
+def _check_weights(x: Tensor, experts: ExpertWeights) -> None:
     """That there is a w2 for each w13, and that a row comes back as wide as it was."""
-    if w13.dim() == w2.dim() == 3 and w2.shape[:2] == (*w13.shape[:1], *x.shape[-1:]):
+    w13, w2 = experts.w13, experts.w2
+    if experts.layout == "rows":
+        fits = w13.dim() == w2.dim() == 3 and w2.shape[1:2] == x.shape[-1:]
+    else:
+        fits = experts.sizes is not None and tuple(experts.sizes[1][:1]) == tuple(x.shape[-1:])
+    if fits and w2.shape[:1] == w13.shape[:1]:
         return
     raise RuntimeError(
         "dspark_ext.fused_moe: w2: expected w13 [E, 2N, d] and w2 [E, d, N] with the d of x "
@@ -145,7 +171,7 @@ def _check_weights(x: Tensor, w13: Tensor, w2: Tensor) -> None:
     )
 
 
-def _apply_shared(x: Tensor, weights: ExpertWeights, swiglu_limit, tile_rows: int) -> Tensor:
+def _apply_shared(x: Tensor, weights: ExpertWeights, tile_rows: int, **how) -> Tensor:
     """[T, d]: the expert that every token goes to."""
     one = weights._replace(
         **{
@@ -156,4 +182,4 @@ def _apply_shared(x: Tensor, weights: ExpertWeights, swiglu_limit, tile_rows: in
     )
     everyone = torch.zeros((x.shape[0], 1), dtype=torch.int32, device=x.device)
     dispatch = plan(everyone, 1, tile_rows=tile_rows)
-    return apply_experts(x, one, dispatch, swiglu_limit=swiglu_limit)
+    return apply_experts(x, one, dispatch, **how)

@@ -50,11 +50,11 @@ def fused_moe(
     residual: Tensor | None = None,
     rounded: torch.dtype = torch.float64,
 ) -> Tensor:
-    """float64 [T, d]; ids outside [0, E) are not here. What passes between the steps is rounded to
-    `rounded`."""
+    """float64 [T, d]; ids outside [0, E) are not here. The activation and the second product are
+    rounded to `rounded`."""
 
     def expert(row: Tensor, first: Tensor, second: Tensor) -> Tensor:
-        gate_up = (first.double() @ row.double()).to(rounded)
+        gate_up = first.double() @ row.double()
         hidden = swiglu(gate_up[None], limit)[0].to(rounded)
         return (second.double() @ hidden.double()).to(rounded).double()
 

@@ -37,7 +37,8 @@ void add(const GroupedGemmArgs& args, ExpertMemory& memory) {
     const int64_t scales = weight.num_experts * weight.scale_rows * weight.scale_columns;
     memory.input(global_cast<const char>(weight.scale), scales * (weight.scale_is_e8m0 ? 1 : 4),
                  "scales");
-    memory.output(global_cast<char>(args.out), capacity * weight.rows * bytes_of(args.out_dtype),
+    memory.output(global_cast<char>(args.out),
+                  capacity * out_columns(args.activation, weight.rows) * bytes_of(args.out_dtype),
                   "out");
 }
 
@@ -51,6 +52,7 @@ struct OnEmulator {
     static void check_device(const char* op, const char* name, const Tensor& tensor) {
         Arg(op, name, tensor).on_cpu();
     }
+    static void check_layout(WeightLayout layout) { check_gpu_layout(layout); }
     static void run(const GroupedGemmArgs& args, const Tensor&) {
         launch(kGemm, args, &ExpertsLaunch::grouped_gemm);
     }
