@@ -1,16 +1,21 @@
 """A complete serving loop on the operators: continuous batching over a target and a DSpark
 drafter."""
 
+from .causal_lm import CausalLMTarget
 from .config import SamplingParams, SpeculativeConfig
 from .drafter import Draft, DraftBatch, Drafter, DSparkDrafter
 from .engine import DSparkEngine, profile_step
 from .generation import Generation
 from .head_drafter import HeadDrafter, output_taps
 from .huggingface import HuggingFaceTarget
+from .paging import BlockPool, CacheFullError
 from .stats import GenerationStats, RequestOutput, StepEvent
-from .target import Target, TargetBatch, TargetOutput
+from .target import Target, TargetBatch, TargetOutput, UnsupportedModelError
 
 __all__ = [
+    "BlockPool",
+    "CacheFullError",
+    "CausalLMTarget",
     "DSparkDrafter",
     "DSparkEngine",
     "Draft",
@@ -27,6 +32,7 @@ __all__ = [
     "Target",
     "TargetBatch",
     "TargetOutput",
+    "UnsupportedModelError",
     "output_taps",
     "profile_step",
 ]

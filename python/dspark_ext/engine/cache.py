@@ -1,8 +1,30 @@
-"""Dense key/value caches and the slots that requests hold in them."""
+"""Key/value caches, dense and paged, and the slots that requests hold in them."""
 
+import dataclasses
 from collections.abc import Sequence
 
 import torch
+
+from .paging import BlockPool
+
+
+@dataclasses.dataclass
+class CacheRows:
+    """Where the rows of a pass lie in a cache.
+
+    slots, positions  int32, int64 [N], cells of the stores to write
+    cos, sin          [T, D], RoPE by `positions`
+    read_slots        int32 [N], which of the stores that `read` returns a row reads
+    blocks            int64 [R, n], blocks of the requests of the pass; None where stores are read
+                      as they are
+    """
+
+    slots: torch.Tensor
+    positions: torch.Tensor
+    cos: torch.Tensor
+    sin: torch.Tensor
+    read_slots: torch.Tensor
+    blocks: torch.Tensor | None = None
 
 
 class KVCache:
@@ -32,6 +54,56 @@ class KVCache:
         """Store rows: slots, positions int64 [N]; key, value [N, kv_heads, head_dim]."""
         self.keys[layer][slots, positions] = key
         self.values[layer][slots, positions] = value
+
+    def begin(self, slots, positions, cos, sin) -> CacheRows:
+        """Where rows at these slots and positions lie; cos, sin [length, D] by position."""
+        slots = slots.int()
+        return CacheRows(slots, positions, cos, sin, slots)
+
+    def stores(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values [S, L, kv_heads, head_dim] to write."""
+        return self.keys[layer], self.values[layer]
+
+    def read(self, layer: int, rows: CacheRows) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values to attend to, by `rows.read_slots` and position."""
+        return self.keys[layer], self.values[layer]
+
+
+class PagedKVCache:
+    """As `KVCache`, in blocks that `pool` hands out: fp32 [blocks, block_size, kv_heads, head_dim].
+
+    A row is written where its block lies; to be read, the blocks of a pass's requests are copied
+    side by side, layer by layer.
+    """
+
+    def __init__(self, num_layers: int, pool: BlockPool, num_kv_heads: int, head_dim: int) -> None:
+        self.pool = pool
+        shape = (pool.num_blocks, pool.block_size, num_kv_heads, head_dim)
+        self.keys = [torch.zeros(shape) for _ in range(num_layers)]
+        self.values = [torch.zeros(shape) for _ in range(num_layers)]
+        cells = pool.num_blocks * pool.block_size
+        self._cos, self._sin = torch.zeros(cells, head_dim), torch.zeros(cells, head_dim)
+
+    def begin(self, slots, positions, cos, sin) -> CacheRows:
+        """See `KVCache.begin`. Blocks are taken for rows that have none."""
+        self.pool.grow(slots, positions)
+        cells = self.pool.rows(slots, positions)
+        self._cos[cells], self._sin[cells] = cos[positions], sin[positions]
+        requests, request_of = torch.unique(slots, return_inverse=True)
+        length = int(positions.max()) + 1 if len(positions) else 0
+        blocks = self.pool.table[requests, : -(-length // self.pool.block_size)].clamp(min=0)
+        one_store = torch.zeros(len(slots), dtype=torch.int32)
+        return CacheRows(one_store, cells, self._cos, self._sin, request_of.int(), blocks)
+
+    def stores(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `KVCache.stores`: all cells as one slot."""
+        return self.keys[layer].flatten(0, 1)[None], self.values[layer].flatten(0, 1)[None]
+
+    def read(self, layer: int, rows: CacheRows) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `KVCache.read`."""
+        return tuple(
+            store[rows.blocks].flatten(1, 2) for store in (self.keys[layer], self.values[layer])
+        )
 
 
 class SlotAllocator:

@@ -15,8 +15,9 @@ import torch
 
 from .. import decoder
 from ..attention import attention
-from .cache import KVCache
+from .cache import CacheRows, KVCache, PagedKVCache
 from .packing import PackedMatrix, pack
+from .paging import make_pool
 from .target import TargetBatch, TargetOutput
 
 SUPPORTED_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
@@ -31,9 +32,16 @@ class HuggingFaceTarget:
     max_requests  cache slots
     max_len       positions per slot
     weight_dtype  torch.float32 or torch.bfloat16: dtype of the matrices and of the embedding
+    block_size    None = dense cache, `max_len` positions for every slot; else positions per block
+                  of a paged one, which gives the same bits
+    num_blocks    blocks of the paged cache; default: enough for all slots to be full
+
+    Row-invariant: the bits of a row do not depend on the rows beside it.
 
     Raises ValueError for another model type, another activation, or a tap that is no layer.
     """
+
+    row_invariant = True
 
     def __init__(
         self,
@@ -43,6 +51,8 @@ class HuggingFaceTarget:
         max_requests: int,
         max_len: int,
         weight_dtype: torch.dtype = torch.float32,
+        block_size: int | None = None,
+        num_blocks: int | None = None,
     ) -> None:
         config = model.config
         _check_supported(config, taps)
@@ -66,14 +76,26 @@ class HuggingFaceTarget:
         self._taps = {layer: index for index, layer in enumerate(taps)}
         self._windows = _sliding_windows(config)
         self._cos, self._sin = _rope_table(base, max_len)
-        self.cache = KVCache(
-            len(self._layers), max_requests, max_len, self.num_kv_heads, self.head_dim
-        )
+        self.pool = make_pool(max_requests, max_len, block_size, num_blocks)
+        sizes = (self.num_kv_heads, self.head_dim)
+        if block_size is None:
+            self.cache = KVCache(len(self._layers), max_requests, max_len, *sizes)
+        else:
+            self.cache = PagedKVCache(len(self._layers), self.pool, *sizes)
+
+    def reserve(self, slot: int, length: int) -> bool:
+        """Room for `length` positions of a slot; False while there is none."""
+        return self.pool.reserve(slot, length)
+
+    def release(self, slot: int) -> None:
+        """The request of a slot has ended."""
+        self.pool.release(slot)
 
     @torch.inference_mode()
     def forward(self, batch: TargetBatch) -> TargetOutput:
         """One pass over the rows of `batch`; see `TargetBatch` and `TargetOutput`."""
-        positions, slots = batch.positions, batch.slots.int()
+        positions = batch.positions
+        rows = self.cache.begin(batch.slots, positions, self._cos, self._sin)
         key_end = (positions + 1).int()
         key_start = {None: torch.zeros_like(key_end)}
         for window in set(self._windows) - {None}:
@@ -82,8 +104,8 @@ class HuggingFaceTarget:
         hidden = self.embedding[batch.input_ids].float()
         features = torch.empty(len(positions), len(self._taps), self.hidden_size)
         for index, layer in enumerate(self._layers):
-            bounds = slots, key_start[self._windows[index]], key_end
-            hidden = hidden + self._attend(index, layer, hidden, positions, bounds)
+            bounds = key_start[self._windows[index]], key_end
+            hidden = hidden + self._attend(index, layer, hidden, rows, bounds)
             normed = decoder.rms_norm(hidden, layer.mlp_norm, self._eps)
             hidden = hidden + layer.down(decoder.silu_mul(layer.gate_up(normed)))
             if index in self._taps:
@@ -91,25 +113,23 @@ class HuggingFaceTarget:
         wanted = decoder.rms_norm(hidden[batch.logit_rows], self._final_norm, self._eps)
         return TargetOutput(self._lm_head(wanted), features.flatten(1))
 
-    def _attend(self, index, layer, hidden, positions, bounds):
-        slots, key_start, key_end = bounds
+    def _attend(self, index, layer, hidden, rows: CacheRows, bounds):
         qkv = layer.qkv(decoder.rms_norm(hidden, layer.attention_norm, self._eps))
         qkv = qkv.view(len(hidden), -1, self.head_dim)
-        keys, values = self.cache.keys[index], self.cache.values[index]
         query = decoder.rope_store(
             qkv,
-            self._cos,
-            self._sin,
-            positions,
-            slots,
-            keys,
-            values,
+            rows.cos,
+            rows.sin,
+            rows.positions,
+            rows.slots,
+            *self.cache.stores(index),
             num_heads=self.num_heads,
             query_norm=layer.query_norm,
             key_norm=layer.key_norm,
             eps=self._eps,
         )
-        mixed = attention(query, keys, values, slots, key_start, key_end, self._scale)
+        keys, values = self.cache.read(index, rows)
+        mixed = attention(query, keys, values, rows.read_slots, *bounds, self._scale)
         return layer.out(mixed.flatten(1))
 
 

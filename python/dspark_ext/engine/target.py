@@ -1,13 +1,17 @@
 """What the engine asks of a target model.
 
 Any object with these attributes and this `forward` can be served; `HuggingFaceTarget` is the one
-that comes with the package.
+for CPUs, `CausalLMTarget` that for any model.
 """
 
 import dataclasses
 from typing import Protocol
 
 import torch
+
+
+class UnsupportedModelError(ValueError):
+    """A model that an adapter cannot serve; the message says why."""
 
 
 @dataclasses.dataclass
@@ -41,7 +45,10 @@ class Target(Protocol):
     """A model that verifies.
 
     For token-identical greedy output, `forward` must be row-invariant: the logits of a row may not
-    depend on which other rows share the pass.
+    depend on which other rows share the pass. A target says so by `row_invariant`.
+
+    It may have `reserve(slot, length) -> bool`, asked before a request of at most that many
+    positions is admitted, and `release(slot)`, called when the request of a slot has ended.
     """
 
     vocab_size: int
