@@ -4,18 +4,18 @@ python bench/bench_moe.py [--only T=640] [--threads 1] [--markdown bench/results
 
 The baseline is what eager mixture-of-experts layers do: take the best scores, sort the ids,
 gather the rows, count by histogram; then weight the rows, bring them into slot order and sum.
-Layers are measured against torch's loop over the experts, which decodes the weights of each expert
-it meets. Peers' dispatch operators are measured where they are installed and have a CPU form; where
-not, the reason is printed.
+Layers are those of moe_layers.py. Peers' dispatch operators are measured where they are installed
+and have a CPU form; where not, the reason is printed.
 """
 
 import importlib
 
 import harness
+import moe_layers
 import torch
 import torch.nn.functional as F
 
-from dspark_ext import formats, moe
+from dspark_ext import moe
 
 # tokens, experts, slots, width
 SHAPES = (
@@ -25,19 +25,12 @@ SHAPES = (
     (640, 256, 8, 7168),
     (4096, 256, 8, 2048),
 )
-# tokens, experts, slots, width, inner width
-LAYERS = ((5, 32, 3, 2048, 768), (128, 32, 3, 2048, 768), (512, 8, 2, 1024, 512))
-LAYER_FORMATS = ("bf16", "fp8_e4m3", "mxfp4")
 # module to import, operator, arguments behind the three outputs
 PEERS = {
     "vllm": ("vllm._custom_ops", "_moe_C::moe_align_block_size", ()),
     "sgl_kernel": ("sgl_kernel", "sgl_kernel::moe_align_block_size", ("cumsum", True)),
 }
 BLOCK = 64
-
-
-def make_ids(tokens: int, experts: int, k: int) -> torch.Tensor:
-    return torch.rand(tokens, experts).argsort(1)[:, :k].int()
 
 
 # ---- the argsort way ----------------------------------------------------------------------------
@@ -115,7 +108,7 @@ def plan_case(shape: tuple) -> harness.Case:
     floor = 4 * slots + 16 * slots + 16 * experts  # ids; sorted, inverse, counts, offsets
     return harness.Case(
         name=f"plan T={tokens} E={experts} k={k}",
-        make_inputs=lambda: (make_ids(tokens, experts, k),),
+        make_inputs=lambda: (moe_layers.make_ids(tokens, experts, k),),
         run=lambda ids: moe.plan(ids, experts),
         baseline=lambda ids: torch_plan(ids, experts),
         baseline_name="torch argsort",
@@ -127,7 +120,7 @@ def plan_case(shape: tuple) -> harness.Case:
 
 def rows_inputs(shape: tuple) -> tuple:
     tokens, experts, k, width = shape
-    plan = moe.plan(make_ids(tokens, experts, k), experts)
+    plan = moe.plan(moe_layers.make_ids(tokens, experts, k), experts)
     x = torch.randn(tokens, width).bfloat16()
     y = torch.randn(tokens * k, width).bfloat16()
     return x, y, torch.rand(tokens, k), plan, plan.inverse.flatten()
@@ -179,72 +172,6 @@ def combine_case(shape: tuple) -> harness.Case:
     )
 
 
-# ---- expert layers ------------------------------------------------------------------------------
-
-
-def layer_weight(format: str, shape: tuple) -> dict:
-    values = torch.randn(shape) / shape[2] ** 0.5
-    if format == "bf16":
-        return {"weight": values.bfloat16(), "scales": None}
-    codes, scales = formats.quantize(values, format)
-    return {"weight": codes, "scales": scales}
-
-
-def layer_inputs(shape: tuple, format: str) -> tuple:
-    tokens, experts, k, width, inner = shape
-    w13 = layer_weight(format, (experts, 2 * inner, width))
-    w2 = layer_weight(format, (experts, width, inner))
-    x = torch.randn(tokens, width).bfloat16()
-    return x, make_ids(tokens, experts, k), torch.rand(tokens, k), w13, w2
-
-
-def torch_layer(format: str, x, ids, weights, w13, w2) -> torch.Tensor:
-    """A loop over the experts, bfloat16 throughout but for the sum."""
-
-    def dense(part: dict, expert: int) -> torch.Tensor:
-        if part["scales"] is None:
-            return part["weight"][expert]
-        codes, scales = part["weight"][expert], part["scales"][expert]
-        return formats.dequantize(codes, scales, format, dtype=torch.bfloat16)
-
-    total = torch.zeros(x.shape)
-    for expert in ids.unique().tolist():
-        token, slot = (ids == expert).nonzero(as_tuple=True)
-        gate, up = F.linear(x[token], dense(w13, expert)).float().chunk(2, 1)
-        hidden = F.silu(gate.clamp(max=10.0)) * up.clamp(-10.0, 10.0)
-        y = F.linear(hidden.bfloat16(), dense(w2, expert)).float()
-        total.index_add_(0, token, y * weights[token, slot, None])
-    return total.bfloat16()
-
-
-def layer_case(shape: tuple, format: str) -> harness.Case:
-    tokens, experts, k, width, inner = shape
-    name = None if format == "bf16" else format
-
-    def run(x, ids, weights, w13, w2):
-        return moe.fused_moe(
-            x, w13["weight"], w2["weight"], ids, weights, w13_scales=w13["scales"],
-            w2_scales=w2["scales"], format=name, swiglu_limit=10.0,
-        )  # fmt: skip
-
-    def baseline(*inputs):
-        return torch_layer(format, *inputs)
-
-    bits = {"bf16": 16, "fp8_e4m3": 8, "mxfp4": 4.25}[format]
-    touched = experts * (1 - (1 - k / experts) ** tokens)  # experts, on average
-    floor = int(touched * 3 * width * inner * bits / 8) + 4 * tokens * width
-    return harness.Case(
-        name=f"fused_moe {format} T={tokens} E={experts} k={k} d={width} N={inner}",
-        make_inputs=lambda: layer_inputs(shape, format),
-        run=run,
-        baseline=baseline,
-        baseline_name="torch loop",
-        check=lambda inputs: close(run(*inputs), baseline(*inputs), "fused_moe"),
-        floor_bytes=floor,
-        moved_bytes=floor + 2 * tokens * k * (4 * inner + 2 * inner + 2 * width),
-    )
-
-
 # ---- peers --------------------------------------------------------------------------------------
 
 
@@ -281,7 +208,7 @@ def peer_case(name: str, operator, shape: tuple) -> harness.Case:
     floor = 4 * slots + 8 * room.rows + 8 * slots
     return harness.Case(
         name=f"plan, blocks of {BLOCK}, T={tokens} E={experts} k={k}",
-        make_inputs=lambda: (make_ids(tokens, experts, k),),
+        make_inputs=lambda: (moe_layers.make_ids(tokens, experts, k),),
         run=lambda ids: moe.plan(ids, experts, alignment=BLOCK, tile_rows=BLOCK),
         baseline=baseline,
         baseline_name=name,
@@ -294,7 +221,7 @@ def peer_case(name: str, operator, shape: tuple) -> harness.Case:
 def make_cases() -> list[harness.Case]:
     parts = (route_case, plan_case, permute_case, combine_case)
     cases = [make(shape) for shape in SHAPES for make in parts]
-    cases += [layer_case(shape, format) for shape in LAYERS for format in LAYER_FORMATS]
+    cases += moe_layers.make_cases()
     for name in PEERS:
         operator, reason = peer_operator(name)
         if operator is None:
