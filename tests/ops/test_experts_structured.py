@@ -1,8 +1,10 @@
-"""Expert products on inputs that make a wrong index visible, in every format and way of computing:
-the checks are tests/expert_checks.py."""
+"""Expert products and whole layers on inputs that make a wrong index visible, in every format and
+way of computing: the checks are tests/expert_checks.py and tests/expert_layers.py."""
 
 import backends
 import expert_checks as checks
+import expert_layers as layers
+import expert_oracles as oracles
 import pytest
 
 WAYS = [("cpu", "exact"), ("cpu", "rows"), ("cpu", "pairs")]
@@ -15,3 +17,11 @@ if backends.gpu_available():
 def test_products(device, way, check, kind):
     with backends.running(device):
         checks.CHECKS[check](checks.WAYS[way], kind)
+
+
+@pytest.mark.parametrize("kind", oracles.MATRIX_KINDS)
+@pytest.mark.parametrize("check", layers.CHECKS)
+@pytest.mark.parametrize(("device", "way"), WAYS)
+def test_layers(device, way, check, kind):
+    with backends.running(device):
+        layers.CHECKS[check](layers.LAYER_WAYS[way], kind)
