@@ -21,13 +21,12 @@ def product(
     x, numbers = x.double(), numbers.double()
     if scales is None:
         return numbers @ x
-    scales = scales.double()
     total = torch.zeros(len(numbers), dtype=torch.float64)
+    block_row = torch.arange(len(numbers)) // block[0]
     for block_column, first in enumerate(range(0, len(x), block[1])):
         columns = slice(first, first + block[1])
         sums = numbers[:, columns] @ x[columns]
-        for n in range(len(numbers)):
-            total[n] += sums[n] * scales[n // block[0], block_column]
+        total += sums * scales[block_row, block_column].double()
     return total
 
 
