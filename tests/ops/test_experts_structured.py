@@ -16,6 +16,8 @@ if backends.gpu_available():
 @pytest.mark.parametrize(("device", "way"), WAYS)
 def test_products(device, way, check, kind):
     with backends.running(device):
+        if reason := checks.missing(checks.WAYS[way]):
+            pytest.skip(reason)
         checks.CHECKS[check](checks.WAYS[way], kind)
 
 
@@ -24,4 +26,6 @@ def test_products(device, way, check, kind):
 @pytest.mark.parametrize(("device", "way"), WAYS)
 def test_layers(device, way, check, kind):
     with backends.running(device):
+        if reason := checks.missing(checks.WAYS[way]):
+            pytest.skip(reason)
         layers.CHECKS[check](layers.LAYER_WAYS[way], kind)
