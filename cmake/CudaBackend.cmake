@@ -59,6 +59,10 @@ if(NOT DSPARK_NVCC)
 else()
   dspark_find_cuda()
   dspark_gencode(gencode ${DSPARK_CUDA_ARCHITECTURES})
+  set(warpgroups "")
+  if(90a-real IN_LIST DSPARK_CUDA_ARCHITECTURES OR 90a IN_LIST DSPARK_CUDA_ARCHITECTURES)
+    set(warpgroups -DDSPARK_CUDA_WARPGROUPS)  # the build has code for them
+  endif()
   set(host_compiler ${CMAKE_CXX_COMPILER})
   if(DEFINED ENV{CUDAHOSTCXX})
     set(host_compiler $ENV{CUDAHOSTCXX})
@@ -68,7 +72,7 @@ else()
       ${DSPARK_CUDA_NUMERICS} --expt-relaxed-constexpr -Xfatbin=-compress-all
       -Xptxas=-v,-warn-spills,-Werror -Werror=all-warnings
       -Xcompiler=-fPIC,-fvisibility=hidden,-ffp-contract=off,-Wall,-Wextra,-Werror
-      -DNDEBUG -DDSPARK_ISA=cuda ${DSPARK_GPU_INCLUDES})
+      -DNDEBUG -DDSPARK_ISA=cuda ${warpgroups} ${DSPARK_GPU_INCLUDES})
   dspark_try_gpu(error ${DSPARK_CUDA_COMMAND} -include backends/cuda.h)
   list(JOIN DSPARK_CUDA_ARCHITECTURES "," wanted)
   if(error)

@@ -16,6 +16,7 @@
 #define DSPARK_KERNEL(threads, ...) \
     __attribute__((global, amdgpu_flat_work_group_size(threads, threads)))
 #define DSPARK_SHARED(Type, name) __attribute__((shared)) Type name
+#define DSPARK_LARGE_SHARED(Type, name) DSPARK_SHARED(Type, name)
 
 // The portable layer copies bits with memcpy, which <cstring> declares for the host.
 DSPARK_DEVICE void* memcpy(void* to, const void* from, size_t bytes) {
@@ -181,4 +182,5 @@ int launch(const char* /*name*/, void (*kernel)(Args), Dim3 grid, int threads, v
 
 }  // namespace dspark::DSPARK_ISA
 
+#include "backends/no_warpgroup.h"
 #include "hip/matrix.h"

@@ -13,6 +13,9 @@
 #define DSPARK_KERNEL(...) __global__ DSPARK_LAUNCH_BOUNDS(__VA_ARGS__, 2, )
 #define DSPARK_LAUNCH_BOUNDS(threads, blocks, ...) __launch_bounds__(threads, blocks)
 #define DSPARK_SHARED(Type, name) __shared__ Type name
+#define DSPARK_LARGE_SHARED(Type, name)                                          \
+    extern __shared__ __align__(128) unsigned char dspark_large_shared_memory[]; \
+    Type& name = *reinterpret_cast<Type*>(dspark_large_shared_memory)
 
 #include "backends/gpu_common.h"
 
@@ -133,20 +136,38 @@ int with_warp_size(Function&& f) {
 }
 
 template <class Args>
-int launch(const char* /*name*/, void (*kernel)(Args), Dim3 grid, int threads, void* stream,
-           const Args& args) {
+int launch_with(size_t shared_bytes, void (*kernel)(Args), Dim3 grid, int threads, void* stream,
+                const Args& args) {
     if (grid.x == 0 || grid.y == 0 || grid.z == 0) return 0;
     Args copy = args;
     void* parameters[] = {&copy};
     const dim3 blocks(static_cast<unsigned>(grid.x), static_cast<unsigned>(grid.y),
                       static_cast<unsigned>(grid.z));
     const cudaError_t code = cudaLaunchKernel(reinterpret_cast<const void*>(kernel), blocks,
-                                              dim3(static_cast<unsigned>(threads)), parameters, 0,
-                                              static_cast<cudaStream_t>(stream));
+                                              dim3(static_cast<unsigned>(threads)), parameters,
+                                              shared_bytes, static_cast<cudaStream_t>(stream));
     if (code != cudaSuccess) cudaGetLastError();  // or it is reported to the next caller, too
+    return static_cast<int>(code);
+}
+template <class Args>
+int launch(const char* /*name*/, void (*kernel)(Args), Dim3 grid, int threads, void* stream,
+           const Args& args) {
+    return launch_with(0, kernel, grid, threads, stream, args);
+}
+template <class Shared, class Args>
+int launch_large(const char* /*name*/, void (*kernel)(Args), Dim3 grid, int threads, void* stream,
+                 const Args& args) {
+    const cudaError_t code = cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                                                  cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                                  static_cast<int>(sizeof(Shared)));
+    if (code == cudaSuccess) {
+        return launch_with(sizeof(Shared), kernel, grid, threads, stream, args);
+    }
+    cudaGetLastError();
     return static_cast<int>(code);
 }
 
 }  // namespace dspark::DSPARK_ISA
 
 #include "backends/cuda_matrix.h"
+#include "backends/cuda_warpgroup.h"

@@ -6,6 +6,7 @@ SEEDS = tuple(range(7))
 # Error codes of csrc/backends/simt/emulator.h.
 OUT_OF_BOUNDS, UNALIGNED, STORE_READ_ONLY, UNINITIALISED_READ, RACE = 1, 2, 3, 4, 5
 DIVERGENT_BARRIER, DIVERGENT_COLLECTIVE, DEADLOCK, WARP_SIZE, BAD_LANE, TRAP = 6, 7, 8, 9, 10, 11
+UNFINISHED = 13
 
 # Kernel: (code, what the report says).
 BUGS = {

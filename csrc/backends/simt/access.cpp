@@ -1,11 +1,12 @@
 // What accesses to device memory and to shared memory have in common.
 #include "backends/simt/machine.h"
 #include "backends/simt/memory.h"
+#include "backends/simt/transfer.h"
 
 namespace dspark::emulator {
 
 Access access_of(const Thread& thread, bool store, bool shared) {
-    Access access;
+    Access access = {};
     access.store = store;
     access.thread = static_cast<uint16_t>(thread.index);
     access.warp_shift = static_cast<uint16_t>(
@@ -32,10 +33,16 @@ void fail_conflict(const Conflict& conflict, bool store, int bytes, const Text& 
         case Conflict::kBlocks:
             fail(Error::kRace, format("%s at %s: another block of this launch %s there", what.text,
                                       at.text, other));
+        case Conflict::kUnpublished:
+            fail(Error::kRace, format("a product reads %s, where %s has stored without "
+                                      "publish_operands",
+                                      at.text, thread_name(conflict.other_thread).text));
         default:
-            fail(Error::kRace,
-                 format("%s at %s: %s %s there, and nothing orders the two", what.text, at.text,
-                        thread_name(conflict.other_thread).text, other));
+            const Text who = is_copy(static_cast<uint16_t>(conflict.other_thread))
+                                 ? format("a copy that was not awaited")
+                                 : thread_name(conflict.other_thread);
+            fail(Error::kRace, format("%s at %s: %s %s there, and nothing orders the two",
+                                      what.text, at.text, who.text, other));
     }
 }
 

@@ -27,6 +27,9 @@
     static_assert(std::is_trivial_v<Type>, "shared memory is not constructed"); \
     Type& name = *static_cast<Type*>(::dspark::emulator::shared_memory(sizeof(Type), alignof(Type)))
 
+// The same for an object larger than 48 KiB, in kernels that launch_large starts.
+#define DSPARK_LARGE_SHARED(Type, name) DSPARK_SHARED(Type, name)
+
 namespace dspark::DSPARK_ISA {
 
 using Dim3 = emulator::Dim3;
@@ -197,7 +200,14 @@ int launch(const char* name, void (*kernel)(Args), Dim3 grid, int threads, void*
         &kernel, &args, sizeof(Args)};
     return emulator::launch_kernel(name, call, grid, threads);
 }
+// The same for a kernel whose DSPARK_LARGE_SHARED object is a Shared.
+template <class Shared, class Args>
+int launch_large(const char* name, void (*kernel)(Args), Dim3 grid, int threads, void* stream,
+                 const Args& args) {
+    return launch(name, kernel, grid, threads, stream, args);
+}
 
 }  // namespace dspark::DSPARK_ISA
 
 #include "backends/simt/matrix.h"
+#include "backends/simt/warpgroup.h"

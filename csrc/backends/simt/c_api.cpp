@@ -21,6 +21,9 @@ DSPARK_EXPORT void dspark_simt_set_access_limit(int64_t accesses) {
 DSPARK_EXPORT void dspark_simt_set_warp_size(int warp_size) {
     emulator::set_warp_size(warp_size);
 }
+DSPARK_EXPORT void dspark_simt_set_warpgroups(int has_them) {
+    emulator::set_warpgroups(has_them != 0);
+}
 DSPARK_EXPORT void dspark_simt_set_launch_hook(emulator::LaunchHook hook) {
     emulator::set_launch_hook(hook);
 }

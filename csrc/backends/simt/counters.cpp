@@ -40,6 +40,9 @@ constexpr NamedCounter kCounters[] = {
     {"block_barriers", &Counters::block_barriers},
     {"warp_operations", &Counters::warp_operations},
     {"matrix_instructions", &Counters::matrix_instructions},
+    {"bulk_copies", &Counters::bulk_copies},
+    {"bulk_bytes", &Counters::bulk_bytes},
+    {"warpgroup_products", &Counters::warpgroup_products},
 };
 
 // One access of a warp: what each of its lanes that take part touches.

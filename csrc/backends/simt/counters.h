@@ -28,6 +28,8 @@ struct Counters {
     uint64_t shared_bytes, shared_loads, shared_stores, shared_warp_accesses, shared_passes;
     uint64_t bank_conflicts, worst_bank_ways;
     uint64_t block_barriers, warp_operations, matrix_instructions;
+    // Copies into shared memory, and their bytes, which are among bytes_loaded; products.
+    uint64_t bulk_copies, bulk_bytes, warpgroup_products;
 };
 std::string to_json(const Counters& counters);
 

@@ -30,6 +30,7 @@ enum class Error : int {
     kBadLane,
     kTrap,
     kBadLaunch,
+    kUnfinished,
 };
 
 // ---- settings -----------------------------------------------------------------------------------
@@ -51,6 +52,9 @@ void set_access_limit(int64_t accesses);
 // The warp size of the emulated device, for launch sequences that ask: 4, 32 (default) or 64.
 void set_warp_size(int warp_size);
 int warp_size();
+// Whether a device with warps of 32 has warpgroups, for launch sequences that ask; not by default.
+void set_warpgroups(bool has_them);
+bool has_warpgroups();
 
 // Instead of running a kernel, launch() passes it to the hook and returns what the hook returns.
 using LaunchHook = int (*)(const char* name, const int* grid, int threads, const void* args,
@@ -113,6 +117,32 @@ void require_warp_size(int warp_size);
 uint32_t take_ticket(uint32_t* counter);
 void publish(uint32_t* flag, uint32_t value);
 void await(const uint32_t* flag, uint32_t value);
+
+// Warpgroups; what they mean is written at warpgroup.h. A barrier is known by its address.
+void init_barrier(void* barrier, int arrivals);
+void arrive(void* barrier, int bytes);
+void await_phase(void* barrier, int parity, const char* file, int line);
+void copy_bulk(void* to, const void* from, int bytes, void* barrier);
+void publish_operands();
+
+enum class GroupOperation : uint8_t { kBegin, kMultiply, kEndBatch, kAwait };
+struct GroupOperand {
+    const void* address;
+    int depth_stride;
+    int line_stride;
+};
+struct GroupCall {
+    GroupOperation operation;
+    FloatType type;
+    int columns;
+    bool accumulate;
+    int batches;
+    const uint32_t* left_words;  // nullptr: `left`
+    GroupOperand left;
+    GroupOperand right;
+    float* sums;
+};
+void group_operation(const GroupCall& call, const char* file, int line);
 
 // To be called before the access itself. Do not return if the access is wrong.
 void on_global(const void* address, int bytes, int alignment, bool store);

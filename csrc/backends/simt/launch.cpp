@@ -28,6 +28,12 @@ void set_warp_size(int warp_size) {
 int warp_size() {
     return machine.settings.warp_size;
 }
+void set_warpgroups(bool has_them) {
+    machine.settings.warpgroups = has_them;
+}
+bool has_warpgroups() {
+    return machine.settings.warpgroups;
+}
 void set_launch_hook(LaunchHook hook) {
     machine.settings.hook = hook;
 }

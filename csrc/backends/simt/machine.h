@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "backends/simt/counters.h"
@@ -15,7 +16,14 @@ namespace dspark::emulator {
 constexpr int kMaxThreads = 1024;
 constexpr int kMaxWarps = kMaxThreads / 4;
 
-enum class State : uint8_t { kReady, kAtBarrier, kAtWarpOperation, kFinished };
+enum class State : uint8_t {
+    kReady,
+    kAtBarrier,
+    kAtWarpOperation,
+    kAtGroupOperation,
+    kAtTransfer,
+    kFinished
+};
 
 struct Thread {
     Fiber fiber;
@@ -30,12 +38,16 @@ struct Thread {
     uint64_t value = 0;      // in: the operand, out: the result
     int argument = 0;
     const MatrixRegisters* registers = nullptr;
+    const GroupCall* group_call = nullptr;
+    int awaited = -1;  // transfer barrier
 
     uint32_t time = 0;          // of its last synchronisation
     int64_t slice = 0;          // accesses until it is interrupted
     int64_t accesses_left = 0;  // until it counts as hung
     AccessLog global_log;
     AccessLog shared_log;
+    // What it has stored to shared memory since its last publish_operands: offsets and bytes.
+    std::vector<std::pair<uint32_t, uint32_t>> unpublished;
 };
 
 struct Warp {
@@ -55,6 +67,7 @@ struct Settings {
     uint32_t poison = 0xFFC0DEADu;  // as float or bfloat16 a NaN, as an index far out of bounds
     int64_t access_limit = 1 << 22;
     int warp_size = 32;
+    bool warpgroups = false;
     LaunchHook hook = nullptr;
 };
 
@@ -125,11 +138,28 @@ bool same_place(const Thread& a, const Thread& b);
 void set_ready(Thread& thread);
 void set_waiting(Thread& thread, State state);
 uint64_t next_random();
+// Whether what may happen early or late happens late in this block; never with seed 0. `what`
+// tells apart several such choices.
+bool draws_late(uint64_t what);
 int64_t next_slice();
 
 // ---- matrix.cpp
 // Of the lanes of one warp, all at the same matrix instruction.
 void multiply_matrices(const Thread* lanes, int warp_size);
+
+// ---- transfer.cpp
+void begin_transfers_of_block();
+// All lanes of a warp, or all threads, have met: what one of them has learnt from transfer
+// barriers, all know.
+void share_transfers(int first, int threads);
+// Copies that are on their way land; whether a thread can run because of that.
+bool land_copies();
+// Text if copies are on their way, else an empty one.
+Text unfinished_transfers();
+
+// ---- warpgroup.cpp
+void begin_groups_of_block();
+Text unfinished_products();
 
 // ---- results.cpp
 Counters& counters_of(const std::string& kernel);

@@ -128,8 +128,8 @@ void reset_shadows() {
 
 namespace {
 
-// The checks that need no shadow; counts the access.
-Buffer& check_access(const LoggedAccess& access, int alignment) {
+// The checks that need no shadow.
+Buffer& check_place(const LoggedAccess& access, int alignment) {
     const int bytes = static_cast<int>(access.bytes);
     if (current != nullptr) step(*current);
     Buffer* buffer = find_buffer(access.address, access.address + access.bytes);
@@ -144,8 +144,24 @@ Buffer& check_access(const LoggedAccess& access, int alignment) {
                                       describe_place(*buffer, access.address).text));
     }
     if (!buffer->written.empty()) check_written(*buffer, access.address, bytes, access.store);
-    if (machine.settings.level >= Level::kCounters) count_access(*current, access, *buffer);
     return *buffer;
+}
+
+// The same; counts the access.
+Buffer& check_access(const LoggedAccess& access, int alignment) {
+    Buffer& buffer = check_place(access, alignment);
+    if (machine.settings.level >= Level::kCounters) count_access(*current, access, buffer);
+    return buffer;
+}
+
+void check_shadow(Buffer& buffer, uintptr_t address, int bytes, bool store) {
+    if (machine.settings.level < Level::kFull || buffer.read_only) return;
+    if (buffer.shadow.bytes() == 0) buffer.shadow.reset(buffer.end - buffer.begin);
+    const Conflict conflict = buffer.shadow.check(
+        address - buffer.begin, static_cast<size_t>(bytes), access_of(*current, store, false));
+    if (conflict.kind != Conflict::kNone) {
+        fail_conflict(conflict, store, bytes, describe_place(buffer, address));
+    }
 }
 
 }  // namespace
@@ -154,13 +170,21 @@ void on_global(const void* pointer, int bytes, int alignment, bool store) {
     const uintptr_t address = reinterpret_cast<uintptr_t>(pointer);
     Buffer& buffer = check_access(
         {__builtin_return_address(0), address, static_cast<uint32_t>(bytes), store}, alignment);
-    if (machine.settings.level < Level::kFull || buffer.read_only) return;
-    if (buffer.shadow.bytes() == 0) buffer.shadow.reset(buffer.end - buffer.begin);
-    const Conflict conflict = buffer.shadow.check(
-        address - buffer.begin, static_cast<size_t>(bytes), access_of(*current, store, false));
-    if (conflict.kind != Conflict::kNone) {
-        fail_conflict(conflict, store, bytes, describe_place(buffer, address));
+    check_shadow(buffer, address, bytes, store);
+}
+
+void on_bulk_load(const void* pointer, int bytes) {
+    const uintptr_t address = reinterpret_cast<uintptr_t>(pointer);
+    constexpr int kAlignment = 16;
+    Buffer& buffer =
+        check_place({nullptr, address, static_cast<uint32_t>(bytes), false}, kAlignment);
+    if (machine.settings.level >= Level::kCounters) {
+        machine.counters->bytes_loaded += static_cast<uint64_t>(bytes);
+        machine.counters->bulk_bytes += static_cast<uint64_t>(bytes);
+        machine.counters->bulk_copies += 1;
+        buffer.counters->bytes_loaded += static_cast<uint64_t>(bytes);
     }
+    check_shadow(buffer, address, bytes, false);
 }
 
 void on_atomic(const void* pointer, bool loads, bool stores, const void* site) {

@@ -27,6 +27,9 @@ struct Buffer {
 // Before an atomic operation, which loads, stores, or both: the checks of an access but for races.
 void on_atomic(const void* address, bool loads, bool stores, const void* site);
 
+// Before a copy of device memory into shared memory: the checks of a load. Counts it.
+void on_bulk_load(const void* address, int bytes);
+
 // Forgets all touches of memory, so that time may start again.
 void reset_shadows();
 

@@ -26,6 +26,7 @@ constexpr const char* kNames[] = {
     "bad lane",
     "trap",
     "bad launch",
+    "unfinished work",
 };
 
 const char* name_of(Operation operation) {
@@ -43,6 +44,11 @@ Text wait_of(const Thread& thread) {
             return format("finished");
         case State::kAtBarrier:
             return format("wait at sync_block, %s:%d", thread.file, thread.line);
+        case State::kAtGroupOperation:
+            return format("wait for their warpgroup, %s:%d", thread.file, thread.line);
+        case State::kAtTransfer:
+            return format("wait at transfer barrier %d, %s:%d", thread.awaited, thread.file,
+                          thread.line);
         case State::kAtWarpOperation:
             break;
     }

@@ -18,6 +18,13 @@ enum Policy : int {
 
 constexpr int64_t kLongSlice = 1 << 16;
 
+// splitmix64
+uint64_t mix(uint64_t z) {
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
+    return z ^ (z >> 31);
+}
+
 int random_below(int count) {
     return static_cast<int>(next_random() % static_cast<uint64_t>(count));
 }
@@ -94,6 +101,8 @@ void begin_block(Dim3 block) {
     m.warp_size = m.at_barrier = m.finished = m.barriers = 0;
     m.shared_ready = false;
     begin_ordering_of_block();
+    begin_transfers_of_block();
+    begin_groups_of_block();
     for (Warp& warp : m.warps) warp.waiting = warp.syncs = 0;
     std::memset(m.ready, 0, sizeof(m.ready));
     m.policy = m.settings.seed == 0 ? kInOrder : 1 + random_below(kPolicies - 1);
@@ -112,19 +121,38 @@ void begin_block(Dim3 block) {
 // Nothing can run, and not all threads have finished.
 void find_stall() {
     Machine& m = machine;
-    int in_warp_operation = 0;
-    for (int i = 0; i < m.thread_count; ++i) {
-        in_warp_operation += m.threads[i].state == State::kAtWarpOperation;
-    }
+    int in_state[static_cast<int>(State::kFinished) + 1] = {};
+    for (int i = 0; i < m.thread_count; ++i) ++in_state[static_cast<int>(m.threads[i].state)];
+    const int in_warp_operation = in_state[static_cast<int>(State::kAtWarpOperation)];
+    const int in_group_operation = in_state[static_cast<int>(State::kAtGroupOperation)];
+    const int at_transfer = in_state[static_cast<int>(State::kAtTransfer)];
     m.failed_thread = -1;
     if (in_warp_operation > 0) {
         m.failure = Error::kDivergentCollective;
         m.finding =
             format("%d threads wait for lanes of their warp that do not come", in_warp_operation);
+    } else if (in_group_operation > 0) {
+        m.failure = Error::kDivergentCollective;
+        m.finding = format("%d threads wait for threads of their warpgroup that do not come",
+                           in_group_operation);
+    } else if (at_transfer > 0) {
+        m.failure = Error::kDeadlock;
+        m.finding =
+            format("%d threads wait for the end of a phase that nothing brings about", at_transfer);
     } else {
         m.failure = Error::kDivergentBarrier;
         m.finding = format("%d of %d threads wait at sync_block, %d have finished", m.at_barrier,
                            m.thread_count, m.finished);
+    }
+}
+
+// All threads have finished; is there something that runs by itself and was not awaited?
+void find_unfinished() {
+    for (const Text& text : {unfinished_transfers(), unfinished_products()}) {
+        if (text.text[0] == '\0') continue;
+        machine.failure = Error::kUnfinished;
+        machine.finding = text;
+        machine.failed_thread = -1;
     }
 }
 
@@ -144,6 +172,7 @@ void pass_barrier() {
     ++m.barriers;
     m.barrier_time = ++m.clock;
     share_ordering();
+    share_transfers(0, m.thread_count);
     for (int i = 0; i < m.thread_count; ++i) {
         m.threads[i].time = m.barrier_time;
         m.threads[i].accesses_left = m.settings.access_limit;
@@ -154,11 +183,11 @@ void pass_barrier() {
 }  // namespace
 
 uint64_t next_random() {
-    // splitmix64
-    uint64_t z = machine.random += 0x9E3779B97F4A7C15ull;
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
-    return z ^ (z >> 31);
+    return mix(machine.random += 0x9E3779B97F4A7C15ull);
+}
+
+bool draws_late(uint64_t what) {
+    return machine.settings.seed != 0 && mix(machine.random ^ what << 32) % 2 == 0;
 }
 
 int64_t next_slice() {
@@ -225,13 +254,17 @@ void run_block(Dim3 block) {
     Machine& m = machine;
     begin_block(block);
     release(&m.started);
-    // Threads hand over to each other; the last that can run, or one that fails, returns here.
-    m.last_run = pick_thread();
-    current = &m.threads[m.last_run];
-    switch_fiber(m.scheduler, current->fiber);
-    current = nullptr;
+    // Threads hand over to each other; the last that can run, or one that fails, returns here. It
+    // may be that all wait for copies that have not landed yet.
+    do {
+        m.last_run = pick_thread();
+        current = &m.threads[m.last_run];
+        switch_fiber(m.scheduler, current->fiber);
+        current = nullptr;
+    } while (m.failure == Error::kNone && m.finished < m.thread_count && land_copies());
     acquire(&m.ended);
     if (m.failure == Error::kNone && m.finished < m.thread_count) find_stall();
+    if (m.failure == Error::kNone) find_unfinished();
     if (m.failure != Error::kNone) {
         write_report(m.failure, m.finding, m.failed_thread);
         for (int i = 0; i < m.thread_count; ++i) {

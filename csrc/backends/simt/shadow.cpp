@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "backends/simt/ordering.h"
+#include "backends/simt/transfer.h"
 
 namespace dspark::emulator {
 
@@ -16,8 +17,14 @@ void Shadow::reset(size_t bytes) {
 
 // Whether a touch of the same block is neither by the same thread nor ordered by a barrier.
 inline bool Shadow::unordered(const Touch& touch, const Access& access) {
+    if (is_copy(touch.thread)) {
+        return touch.time >= access.since &&
+               !transfers_order(touch.time, slot_of_copy(touch.thread), access.thread);
+    }
     if (touch.time < access.barrier) return false;
-    if (touch.thread >> access.warp_shift != access.thread >> access.warp_shift) return true;
+    if (touch.thread >> access.warp_shift != access.thread >> access.warp_shift) {
+        return !transfers_order(touch.time, touch.thread >> access.warp_shift, access.thread);
+    }
     if (touch.time != access.time) return false;
     return touch.thread != access.thread || touch.several != 0;
 }
@@ -51,6 +58,9 @@ inline Conflict Shadow::touch(Cell& cell, const Access& access) {
         return {Conflict::kBlocks, true, -1};
     }
     if (unordered(written, access)) return {Conflict::kThreads, true, written.thread};
+    if (access.of_product && written.several == 0) {
+        return {Conflict::kUnpublished, true, written.thread};
+    }
     if (!access.store) {
         remember_reader(cell, access);
         return {};
@@ -62,8 +72,17 @@ inline Conflict Shadow::touch(Cell& cell, const Access& access) {
         if (unordered(read, access)) return {Conflict::kThreads, false, read.thread};
     }
     cell.write = {access.time, access.thread, 0};
+    if (access.copy_time != 0) cell.write = {access.copy_time, access.copy, 1};
     cell.read = cell.other_read = {};
     return {};
+}
+
+void Shadow::publish(size_t offset, size_t bytes, uint16_t thread) {
+    for (size_t at = offset; at < offset + bytes; ++at) {
+        const int byte = split_[at / 4] != 0 ? static_cast<int>(at % 4) : 0;
+        Touch& write = cells_[byte][at / 4].write;
+        if (write.thread == thread) write.several = 1;
+    }
 }
 
 void Shadow::split(size_t word) {

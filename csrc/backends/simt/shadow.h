@@ -19,10 +19,13 @@ struct Access {
     uint32_t block;        // time at which the block started
     uint32_t since;        // older touches do not matter: start of the launch, or of the block
     bool must_be_written;  // reading what was not stored to since `since` is an error
+    bool of_product;       // a load by a matrix product of a warpgroup
+    uint32_t copy_time;    // 0, or a store by a copy: what it is remembered by
+    uint16_t copy;
 };
 
 struct Conflict {
-    enum Kind { kNone, kUninitialised, kThreads, kBlocks } kind = kNone;
+    enum Kind { kNone, kUninitialised, kThreads, kBlocks, kUnpublished } kind = kNone;
     bool other_stored = false;
     int other_thread = -1;  // not known for kBlocks
 };
@@ -34,12 +37,15 @@ class Shadow {
     size_t bytes() const { return bytes_; }
     // Checks an access and remembers it.
     Conflict check(size_t offset, size_t bytes, const Access& access);
+    // Products may read what this thread has last stored there.
+    void publish(size_t offset, size_t bytes, uint16_t thread);
 
   private:
     struct Touch {
-        uint32_t time;  // 0: never
-        uint16_t thread;
-        uint16_t several;  // further threads of the same warp, at the same time
+        uint32_t time;     // 0: never
+        uint16_t thread;   // or copy
+        uint16_t several;  // further threads of the same warp, at the same time; of a store:
+                           // whether it is published
     };
     // Readers since the last store: the latest, and one of another warp if there is any. Two are
     // enough, because a store is only in order after both when all readers are of its own warp.

@@ -4,6 +4,7 @@
 
 #include "backends/simt/machine.h"
 #include "backends/simt/memory.h"
+#include "backends/simt/transfer.h"
 
 namespace dspark::emulator {
 
@@ -66,6 +67,7 @@ void on_shared(const void* pointer, int bytes, int alignment, bool store) {
     if (conflict.kind != Conflict::kNone) {
         fail_conflict(conflict, store, bytes, format("byte %zu of shared memory", offset));
     }
+    if (store) note_store(offset, static_cast<size_t>(bytes));
 }
 
 }  // namespace dspark::emulator

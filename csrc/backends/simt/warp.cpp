@@ -66,6 +66,7 @@ void complete(Warp& warp, Thread* lanes, int warp_size) {
         thread.accesses_left = machine.settings.access_limit;
         set_ready(thread);
     }
+    if (operation == Operation::kSync) share_transfers(lanes[0].index, warp_size);
 }
 
 }  // namespace
