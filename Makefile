@@ -15,6 +15,7 @@ TORCH ?= 2.13.0
 TORCH_INDEX ?=
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 ARGS ?=
+VLLM ?=
 
 ifeq ($(ENV),current)
 PY := $(PYTHON)
@@ -34,6 +35,7 @@ help:
 	@echo "make test       the test suite            make test-all   and the slow tests"
 	@echo "make bench      the benchmarks, results in bench/results/"
 	@echo "make gpu-check  everything on this machine's GPU, results in build/gpu-check.md"
+	@echo "make vllm-test  the plugin inside a real vLLM, VLLM=<interpreter that has it>"
 	@echo "make env        only the environment and the build"
 	@echo "make lint       formatters, read-only     make format     formatters, writing"
 	@echo "make clean      remove the environment and the build"
@@ -44,6 +46,7 @@ help:
 	@echo "  TORCH=$(TORCH)       torch to install; a torch >= 2.10 already there stays unless TORCH is given"
 	@echo "  TORCH_INDEX=<url>   package index for torch alone, e.g. one of CPU builds"
 	@echo "  JOBS=$(JOBS)              parallel compiler processes"
+	@echo "  VLLM=<path>           interpreter of make vllm-test (docs/integrations.md)"
 	@echo "  ARGS=...            further arguments of pytest, the demo or the benchmarks"
 
 $(STAMPS)/python:
@@ -77,7 +80,7 @@ $(STAMPS)/package: $(STAMPS)/torch-$(TORCH) $(SOURCES)
 	    || { tail -n 30 build/install.log; exit 1; }
 	@touch $@
 
-.PHONY: env demo test test-all bench gpu-check
+.PHONY: env demo test test-all vllm-test bench gpu-check
 env: $(STAMPS)/package
 
 demo: env
@@ -88,6 +91,10 @@ test: env
 
 test-all: env
 	@$(PY) -m pytest -m "slow or not slow" $(ARGS)
+
+vllm-test: env
+	@test -n "$(VLLM)" || { echo "give VLLM=<interpreter that has vLLM>: docs/integrations.md"; exit 2; }
+	@DSPARK_VLLM_PYTHON=$(VLLM) $(PY) -m pytest tests/integrations/test_vllm_engine.py $(ARGS)
 
 bench: env
 	@for file in bench/bench_*.py; do echo "== $$file" && $(PY) $$file $(ARGS) || exit 1; done

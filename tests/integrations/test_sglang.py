@@ -104,6 +104,32 @@ def test_a_draft_outside_the_vocabulary_ends_the_block(call):
     assert call["accept_token_num"].max() == 1
 
 
+def judge_one(target, draft, drafted, coins, block):
+    """One request with one draft; the tokens that follow the root."""
+    predicts = torch.full((2,), -7, dtype=torch.int32)
+    accept_index, length = torch.empty(1, 2, dtype=torch.int32), torch.empty(1, dtype=torch.int32)
+    sglang.chain_speculative_sampling(
+        *(predicts, accept_index, length, torch.tensor([[0, drafted]]), torch.tensor([[0, 1]])),
+        *(None, None, torch.tensor([[coins[0]]]), torch.tensor([coins[1]])),
+        torch.tensor([[target, target]]),
+        torch.tensor([[draft]]),
+        block_verification=block,
+    )
+    return predicts[: int(length) + 1].tolist()
+
+
+@pytest.mark.parametrize("block", [False, True])
+def test_where_it_differs_from_the_engine(block):
+    """The table of docs/integrations.md."""
+    above_one = 1.0 + 2.0**-23
+    assert judge_one([0.1, 0.8, 0.1], [0.0, above_one, 0.0], 1, (0.7, 0.5), block) == [1, 1]
+    assert judge_one([0.2, 0.3, 0.5], [0.5, 0.5, 0.0], 2, (0.5, 0.1), block) == [2, 0]
+    nan = float("nan")
+    assert judge_one([0.2, 0.3, 0.5], [0.5, 0.5, nan], 2, (0.0, 0.1), block) == [0]
+    # p = q, and the token has no mass under either: nothing remains to redraw from.
+    assert judge_one([0.0, 1.0, 0.0], [0.0, 1.0, 0.0], 0, (0.5, 0.9), block) == [1]
+
+
 class HookType(enum.Enum):
     AROUND = "around"
 
