@@ -77,7 +77,7 @@ struct GroupedGemmArgs {
 };
 
 // N, or N / 2 where gates and ups become one.
-constexpr int64_t out_columns(Activation activation, int64_t weight_rows) {
+DSPARK_HOST_DEVICE constexpr int64_t out_columns(Activation activation, int64_t weight_rows) {
     return activation == Activation::kNone ? weight_rows : weight_rows / 2;
 }
 
