@@ -2,17 +2,22 @@
 drafter."""
 
 from .causal_lm import CausalLMTarget
-from .config import SamplingParams, SpeculativeConfig
+from .config import PRESETS, SpeculativeConfig
+from .costs import cached_profile, profile_step
 from .drafter import Draft, DraftBatch, Drafter, DSparkDrafter
-from .engine import DSparkEngine, profile_step
-from .generation import Generation
+from .engine import DSparkEngine
+from .generation import Generation, RequestHandle
 from .head_drafter import HeadDrafter, output_taps
 from .huggingface import HuggingFaceTarget
 from .paging import BlockPool, CacheFullError
-from .stats import GenerationStats, RequestOutput, StepEvent
+from .request import TokenLogprobs
+from .sampling_params import SamplingParams
+from .speedup import SpeedupReport, measure_speedup
+from .stats import GenerationStats, RequestOutput, RequestStats, StepEvent
 from .target import Target, TargetBatch, TargetOutput, UnsupportedModelError
 
 __all__ = [
+    "PRESETS",
     "BlockPool",
     "CacheFullError",
     "CausalLMTarget",
@@ -25,14 +30,20 @@ __all__ = [
     "GenerationStats",
     "HeadDrafter",
     "HuggingFaceTarget",
+    "RequestHandle",
     "RequestOutput",
+    "RequestStats",
     "SamplingParams",
     "SpeculativeConfig",
+    "SpeedupReport",
     "StepEvent",
     "Target",
     "TargetBatch",
     "TargetOutput",
+    "TokenLogprobs",
     "UnsupportedModelError",
+    "cached_profile",
+    "measure_speedup",
     "output_taps",
     "profile_step",
 ]

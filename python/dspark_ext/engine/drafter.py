@@ -98,6 +98,8 @@ class DSparkDrafter:
     Source: the DSpark paper, section 3; the names are those of `CompactDraftHead`.
     """
 
+    chains_blocks = True  # a block may start behind one that is not verified yet
+
     def __init__(
         self,
         head: CompactDraftHead,

@@ -1,34 +1,55 @@
-"""The engine: a target, a drafter and how to use them. The loop itself is in `generation`."""
+"""The engine: a target, a drafter and how to use them. The loop over steps is in `session`, one
+step in `step`."""
 
-import statistics
-import time
-from collections.abc import Sequence
+from __future__ import annotations
+
+import collections
+import itertools
+import threading
+from collections.abc import Iterator, Sequence
 
 import torch
 
 from .. import verify
 from .cache import SlotAllocator
-from .config import SamplingParams, SpeculativeConfig
-from .drafter import DraftBatch, Drafter
-from .generation import Generation
-from .request import Prompt, make_requests
-from .target import Target, TargetBatch
+from .config import SpeculativeConfig
+from .costs import Progress, cached_profile, device_of, profile_step
+from .drafter import Drafter
+from .drafting import CONTINUE_THRESHOLD
+from .generation import Generation, RequestHandle
+from .graphs import CudaCapture, DraftGraphs, TargetGraphs
+from .pairing import check_pair, num_drafts
+from .request import Prompt, Request, make_request
+from .sampling_params import SamplingParams
+from .session import Session
+from .stats import GenerationStats, StepEvent
+from .step import StepResult
+from .switch import make_switch
+from .target import Target, TargetBatch, TargetOutput
+
+__all__ = ["DSparkEngine", "profile_step"]
 
 
 class DSparkEngine:
     """Serve `target`, with drafts of `drafter`, without changing its output law.
 
     drafter    None = plain decoding only
-    tokenizer  for text prompts and text outputs: anything with encode(str) -> ids and decode(ids)
+    tokenizer  for text prompts, text outputs and stop strings: anything with encode(str) -> ids and
+               decode(ids)
+    graphs     capture passes as graphs: None = on a GPU, if target and drafter say that they can be
+               captured (`capturable`); True insists, False never
+    progress   called with (done, total, what) while a cost table is measured
 
     Greedy requests emit the same tokens as plain decoding if the target is row-invariant. Sampled
     ones follow the target's filtered law exactly, and with the schedules "fixed" and "threshold"
-    their tokens depend on nothing but prompt, parameters and seed. The schedule "early_stop" weighs
-    the requests of a batch against each other, so there the tokens (not their law) depend on the
-    company.
+    their tokens depend on nothing but prompt, parameters and seed. Other schedules, switching off
+    and lengths by batch size weigh the requests of a batch together, so there the tokens (not their
+    law) depend on the company. `rejection_sample_method` "synthetic" keeps neither, and marks what
+    it did.
 
-    Several streams of one engine may be taken in turns; they share its cache slots. Not for several
-    threads.
+    Prompts given to one `generate` or `stream`, and those given to `submit`, share passes. Several
+    streams may be taken in turns; they share the cache slots. `submit` and `cancel` may be called
+    from any thread; steps are taken one at a time.
     """
 
     def __init__(
@@ -37,16 +58,42 @@ class DSparkEngine:
         drafter: Drafter | None = None,
         config: SpeculativeConfig | None = None,
         tokenizer=None,
+        *,
+        graphs: bool | None = None,
+        progress: Progress | None = None,
     ) -> None:
         self.target, self.drafter, self.tokenizer = target, drafter, tokenizer
-        self.config = config or SpeculativeConfig()
+        self.config = config = config or SpeculativeConfig()
+        self.device = device_of(target)
+        self.lock = threading.RLock()
         self.slots = SlotAllocator(target.max_requests, (target, drafter))
-        self.num_drafts = 0 if drafter is None else _num_drafts(self.config, drafter)
+        self.num_drafts = 0 if drafter is None else num_drafts(config, drafter)
         if drafter is not None:
-            _check_pair(target, drafter)
-        self.cost_table = self.config.cost_table
-        if self.config.schedule == "early_stop" and self.cost_table is None:
-            self.cost_table = profile_step(target, drafter, self.num_drafts)
+            check_pair(target, drafter, config)
+        self.cost_table = self._make_cost_table(progress)
+        self.switch = make_switch(config, None if drafter is None else self.cost_table)
+        threshold = config.continue_threshold
+        self.continue_threshold = CONTINUE_THRESHOLD if threshold is None else threshold
+        shape = (target.max_requests, self.most_drafts)
+        self.acceptance = verify.AcceptanceStats(*shape)
+        self.lagged = torch.ones(shape, device=self.device) if config.schedule == "lagged" else None
+        self._rates = None
+        if config.lossy and drafter is not None:
+            self._rates = config.conditional_acceptance_rates(self.most_drafts).to(self.device)
+        self.target_graphs = self.draft_graphs = None
+        if self._captures(graphs):
+            self.use_graphs(CudaCapture())
+        self._session = Session(self, self._take)
+        self._handles: dict[int, RequestHandle] = {}
+        self._subscribers: list[collections.deque] = []
+        self._ids = itertools.count()
+
+    @property
+    def most_drafts(self) -> int:
+        """Drafts a request may have in a step."""
+        return self.num_drafts * self.config.blocks_per_step
+
+    # -- whole calls
 
     def generate(
         self,
@@ -74,77 +121,205 @@ class DSparkEngine:
         speculative: bool = True,
     ) -> Generation:
         """As `generate`, but the returned `Generation` runs as its events are taken from it."""
-        if speculative and self.drafter is None:
-            raise ValueError("dspark_ext.engine: speculative: expected False without a drafter")
-        requests = make_requests(
-            prompts,
-            SamplingParams() if params is None else params,
+        if params is None or isinstance(params, SamplingParams):
+            params = [params] * len(prompts)
+        if len(params) != len(prompts):
+            raise ValueError(
+                f"dspark_ext.engine: params: expected one for all or {len(prompts)}, "
+                f"got {len(params)}"
+            )
+        requests = [
+            self.make_request(index, *each, speculative)
+            for index, each in enumerate(zip(prompts, params))
+        ]
+        if not requests:
+            self._check_speculative(speculative)
+        return Generation(self, requests, speculative)
+
+    # -- single requests
+
+    def submit(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        speculative: bool | None = None,
+    ) -> RequestHandle:
+        """Queue a prompt. It shares passes with all other submitted requests, from the next step
+        on. Iterate the handle, or run `step` or `events`.
+
+        priority     higher ones leave the queue first; what runs is not interrupted
+        speculative  None = if there is a drafter
+        """
+        if speculative is None:
+            speculative = self.drafter is not None
+        request = self.make_request(next(self._ids), prompt, params, speculative, priority)
+        handle = self._handles[request.index] = RequestHandle(self, request)
+        self._session.submit(request)
+        return handle
+
+    def cancel(self, request: RequestHandle | int) -> bool:
+        """Give a submitted request up, by its handle or id: no event follows, its slot is freed at
+        once or, if another thread is in a step, after it. False if it is finished or unknown."""
+        handle = self._handles.get(request) if isinstance(request, int) else request
+        return handle is not None and self._session.cancel(handle._request)
+
+    def step(self) -> list[StepEvent]:
+        """One target pass for the submitted requests. Returns its events: none if there is nothing
+        to do, or only prompts to take in yet, or if streams hold all slots."""
+        return self._session.step()
+
+    def advance(self) -> list[StepEvent]:
+        """As `step`; RuntimeError if requests wait and nothing can run."""
+        events = self._session.step()
+        session = self._session
+        if not events and not session.num_running and session.num_waiting:
+            raise RuntimeError(
+                "dspark_ext.engine: other streams hold all cache slots, or the target's cache has "
+                "no room for a request"
+            )
+        return events
+
+    def events(self) -> Iterator[StepEvent]:
+        """Events of all submitted requests until none is left, those of steps that others ran
+        meanwhile (a handle's iteration) included."""
+        pending: collections.deque = collections.deque()
+        self._subscribers.append(pending)
+        try:
+            while pending or self.has_work:
+                while pending:
+                    request, event = pending.popleft()
+                    if request.finish_reason != "cancelled":
+                        yield event
+                if self.has_work:
+                    self.advance()
+        finally:
+            self._subscribers.remove(pending)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a submitted request is unfinished."""
+        return self._session.has_work
+
+    @property
+    def num_waiting(self) -> int:
+        return self._session.num_waiting
+
+    @property
+    def num_running(self) -> int:
+        return self._session.num_running
+
+    @property
+    def stats(self) -> GenerationStats:
+        """Of submitted requests since the engine was made; `acceptance` is of all requests."""
+        self._session.stats.acceptance = self.acceptance.read()
+        return self._session.stats
+
+    # -- what steps ask for
+
+    def make_request(
+        self,
+        index: int,
+        prompt: Prompt,
+        params: SamplingParams | None,
+        speculative: bool,
+        priority: int = 0,
+    ) -> Request:
+        """A checked request. ValueError names the prompt and what is wrong with it."""
+        self._check_speculative(speculative)
+        params = SamplingParams() if params is None else params
+        if speculative and self.config.rejection_sample_method == "greedy" and params.temperature:
+            raise ValueError(
+                f"dspark_ext.engine: temperature {index}: rejection_sample_method 'greedy' emits "
+                f"argmaxes: expected 0, got {params.temperature}; use 'block' or 'token'"
+            )
+        return make_request(
+            index,
+            prompt,
+            params,
             tokenizer=self.tokenizer,
             vocab_size=self.target.vocab_size,
             max_len=self.target.max_len,
             engine_seed=self.config.seed,
+            speculative=speculative,
+            priority=priority,
         )
-        return Generation(self, requests, speculative)
 
+    def drafts_for(self, num_requests: int) -> int:
+        """Drafts per block in a step of so many decoding requests."""
+        table = self.config.num_speculative_tokens_per_batch_size
+        if table is None or self.drafter is None:
+            return self.num_drafts
+        return next((drafts for _, last, drafts in table if num_requests <= last), table[-1][2])
 
-def profile_step(
-    target: Target, drafter: Drafter | None, num_drafts: int, max_requests: int | None = None
-) -> verify.CostTable:
-    """Measure what a step costs: the target pass by its number of rows, up to verified blocks of
-    `max_requests` requests (default: all slots), and the drafter by the number of requests.
-    Overwrites their caches."""
-    slots = target.max_requests if max_requests is None else max_requests
-    most = slots * (num_drafts + 1)
-    counts = [count for count in (*range(1, 9), 16, 32, 64, 128, 256) if count < most]
+    def run_target(self, batch: TargetBatch) -> TargetOutput:
+        return (self.target_graphs or self.target).forward(batch)
 
-    def run_target(rows: int) -> None:
-        index = torch.arange(rows)
-        positions = (index // slots).clamp(max=target.max_len - 1)
-        target.forward(TargetBatch(torch.zeros_like(index), positions, index % slots, index))
+    @property
+    def run_drafter(self):
+        return self.draft_graphs or self.drafter
 
-    passes = verify.profile_cost_table(run_target, [*counts, most], warmup=1)
-    if drafter is None:
-        return passes
-    requests = [count for count in (1, 2, 4, 8, 16, 32, 64) if count < slots] + [slots]
-    return verify.CostTable(
-        passes.rows,
-        passes.sample_seconds,
-        request_rows=requests,
-        request_seconds=[_draft_seconds(drafter, count, num_drafts) for count in requests],
-    )
+    def synthetic_rates(self, num_drafts: int) -> torch.Tensor | None:
+        return None if self._rates is None else self._rates[:num_drafts].contiguous()
 
+    def admitted(self, slot: int) -> None:
+        """A new request holds the slot."""
+        self.acceptance.reset(torch.tensor([slot]))
+        if self.lagged is not None:
+            self.lagged[slot] = 1.0
 
-def _draft_seconds(drafter: Drafter, count: int, num_drafts: int, repeats: int = 5) -> float:
-    """Median time to take in one token of each of `count` requests and to draft for all of them."""
-    slots, zeros = torch.arange(count), torch.zeros(count, dtype=torch.int64)
-    batch = DraftBatch(zeros, zeros + 1, slots, torch.ones(count), slots)
-    features = torch.zeros(count, drafter.num_features)
-    times = []
-    for _ in range(repeats + 1):
-        start = time.perf_counter()
-        drafter.append(features, zeros, slots, zeros)
-        drafter.draft(batch, num_drafts, "probabilistic")
-        times.append(time.perf_counter() - start)
-    return statistics.median(times[1:])
-
-
-def _num_drafts(config: SpeculativeConfig, drafter: Drafter) -> int:
-    wanted = config.num_speculative_tokens
-    if wanted is not None and wanted > drafter.block_size:
-        raise ValueError(
-            "dspark_ext.engine: num_speculative_tokens: expected at most the drafter's block of "
-            f"{drafter.block_size}, got {wanted}"
+    def count(self, result: StepResult) -> None:
+        """Take in the counts of a step."""
+        if not result.ready:
+            return
+        columns = (result.num_verified, result.num_accepted, [each.slot for each in result.ready])
+        self.acceptance.update(*(torch.tensor(each, dtype=torch.int32) for each in columns))
+        wanted = sum(request.speculative for request in result.ready)
+        self.switch.update(
+            wanted,
+            any(result.made),
+            sum(result.num_verified),
+            sum(result.num_accepted),
+            result.prefill_rows,
         )
-    return drafter.block_size if wanted is None else wanted
 
+    def use_graphs(self, capture) -> None:
+        """Run passes from graphs recorded by `capture` (see `graphs.Capture`)."""
+        slots = self.target.max_requests
+        sizes = verify.cudagraph_sizes(slots, self.most_drafts)
+        self.target_graphs = TargetGraphs(self.target, sizes, capture)
+        if self.drafter is not None:
+            self.draft_graphs = DraftGraphs(self.drafter, verify.cudagraph_sizes(slots, 0), capture)
 
-def _check_pair(target: Target, drafter: Drafter) -> None:
-    names = ["max_requests", "max_len"]
-    if drafter.num_features:
-        names.append("num_features")
-    for name in names:
-        if getattr(target, name) != getattr(drafter, name):
+    def _captures(self, graphs: bool | None) -> bool:
+        on_gpu = self.device.type == "cuda"
+        if graphs and not on_gpu:
             raise ValueError(
-                f"dspark_ext.engine: drafter: expected the target's {name} "
-                f"{getattr(target, name)}, got {getattr(drafter, name)}"
+                f"dspark_ext.engine: graphs: expected a target on a GPU, got {self.device}"
             )
+        owners = [owner for owner in (self.target, self.drafter) if owner is not None]
+        able = all(getattr(owner, "capturable", False) for owner in owners)
+        return on_gpu and able if graphs is None else graphs
+
+    def _make_cost_table(self, progress: Progress | None) -> verify.CostTable | None:
+        config = self.config
+        if config.cost_table is not None or not config.needs_cost_table or self.drafter is None:
+            return config.cost_table
+        arguments = self.target, self.drafter, self.most_drafts
+        if config.cost_table_cache is None:
+            return profile_step(*arguments, progress=progress)
+        return cached_profile(config.cost_table_cache, *arguments, progress=progress)
+
+    def _check_speculative(self, speculative: bool) -> None:
+        if speculative and self.drafter is None:
+            raise ValueError("dspark_ext.engine: speculative: expected False without a drafter")
+
+    def _take(self, request: Request, event: StepEvent | None, output) -> None:
+        handle = self._handles[request.index]
+        handle._take(event, output)
+        if event is not None:
+            for pending in self._subscribers:
+                pending.append((request, event))
+        if output is not None:
+            del self._handles[request.index]

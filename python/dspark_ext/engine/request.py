@@ -5,19 +5,29 @@ from collections.abc import Sequence
 
 import torch
 
-from .config import SamplingParams
+from . import checks
+from .sampling_params import SamplingParams
+from .text import TextStream
 
 Prompt = str | Sequence[int] | torch.Tensor
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class Request:
     """A prompt, what was emitted so far and where its cache stands.
 
+    index       what its events and errors call it
     token_ids   prompt, then emitted tokens
     num_cached  positions 0 .. num_cached-1 are in the caches; never more than len(token_ids) - 1,
                 since the last token, the anchor, enters with the pass that verifies its successors
     limit       tokens it may emit
+    speculative whether drafts are made for it
+    priority    higher ones are admitted first
+    text        its text as it comes, None without a tokenizer
+    verified, reached, histogram
+                steps by position in which x_{k+1} was verified, in which all before it were
+                accepted as well, and by number of accepted drafts
+    passes      (seconds of the engine, tokens emitted) of each pass that verified for it
     """
 
     index: int
@@ -26,10 +36,20 @@ class Request:
     token_ids: list[int]
     prompt_length: int
     limit: int
+    speculative: bool = True
+    priority: int = 0
+    text: TextStream | None = None
     slot: int = -1
     num_cached: int = 0
+    submitted: float = 0.0
     finish_reason: str | None = None
+    drafted: int = 0
     accepted: list[bool] = dataclasses.field(default_factory=list)
+    logprobs: list["TokenLogprobs"] = dataclasses.field(default_factory=list)
+    verified: list[int] = dataclasses.field(default_factory=list)
+    reached: list[int] = dataclasses.field(default_factory=list)
+    histogram: list[int] = dataclasses.field(default_factory=list)
+    passes: list[tuple[float, int]] = dataclasses.field(default_factory=list)
 
     @property
     def num_emitted(self) -> int:
@@ -44,81 +64,143 @@ class Request:
         """Tokens before the anchor that are not in the caches yet."""
         return len(self.token_ids) - 1 - self.num_cached
 
-    def emit(self, token_ids: list[int], num_accepted: int) -> int:
+    @property
+    def masked_left(self) -> int:
+        """Tokens still to come in which a stop token is not allowed."""
+        return max(0, self.params.min_new_tokens - self.num_emitted)
+
+    def emit(self, token_ids: list[int], num_accepted: int) -> tuple[int, str]:
         """Take in what a pass emitted, the first `num_accepted` of it drafts; cut after a stop
-        token or at the limit, which finishes the request. Returns how many tokens were taken."""
-        taken = 0
-        for token in token_ids[: self.output_left]:
-            self.token_ids.append(token)
-            self.accepted.append(taken < num_accepted)
-            taken += 1
+        token, after the token that completes a stop string, or at the limit, which finishes the
+        request. Returns how many tokens were taken and the text that they decided."""
+        token_ids = token_ids[: self.output_left]
+        for count, token in enumerate(token_ids, 1):
             if token in self.params.stop_token_ids:
-                self.finish_reason = "stop"
-                return taken
-        if self.output_left == 0:
+                token_ids, self.finish_reason = token_ids[:count], "stop"
+                break
+        text = ""
+        if self.text is not None:
+            text, taken = self._push(token_ids)
+            if self.text.stopped:
+                token_ids, self.finish_reason = token_ids[:taken], "stop"
+        self.accepted += [place < num_accepted for place in range(len(token_ids))]
+        self.token_ids += token_ids
+        if self.output_left == 0 and self.finish_reason is None:
             self.finish_reason = "length"
-        return taken
+        if self.finish_reason is not None and self.text is not None:
+            text += self.text.finish()
+        return len(token_ids), text
+
+    def count(self, num_verified: int, num_accepted: int) -> None:
+        """Take in the counts of a pass."""
+        missing = num_verified + 1 - len(self.histogram)
+        if missing > 0:
+            self.histogram += [0] * missing
+            self.verified += [0] * (len(self.histogram) - 1 - len(self.verified))
+            self.reached += [0] * (len(self.histogram) - 1 - len(self.reached))
+        self.histogram[num_accepted] += 1
+        for position in range(num_verified):
+            self.verified[position] += 1
+            self.reached[position] += position <= num_accepted
+
+    def _push(self, token_ids: list[int]) -> tuple[str, int]:
+        """Stop strings are looked for from the last of `min_new_tokens` on."""
+        early = max(0, min(len(token_ids), self.params.min_new_tokens - self.num_emitted - 1))
+        before = self.text.push(token_ids[:early], watch=False)[0] if early else ""
+        after, taken = self.text.push(token_ids[early:])
+        return before + after, early + taken
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenLogprobs:
+    """Natural logarithms of the target's filtered law, where a token was emitted.
+
+    logprob  of the token
+    top      (token, log-probability) of the most probable ones, best first; those of probability 0
+             are left out
+    """
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
 
 
 class SamplingTensors:
-    """Sampling parameters of some requests as tensors [B]."""
+    """Sampling parameters of some requests as tensors [B] on `device`."""
 
-    def __init__(self, requests: list[Request]) -> None:
+    def __init__(self, requests: list[Request], device: torch.device | str | None = None) -> None:
         params = [request.params for request in requests]
-        self.temperature = torch.tensor([each.temperature for each in params], dtype=torch.float32)
-        self.top_k = torch.tensor([each.top_k for each in params], dtype=torch.int32)
-        self.top_p = torch.tensor([each.top_p for each in params], dtype=torch.float32)
-        self.min_p = torch.tensor([each.min_p for each in params], dtype=torch.float32)
-        self.seeds = torch.tensor([request.seed for request in requests], dtype=torch.int64)
+
+        def column(values: list, dtype: torch.dtype) -> torch.Tensor:
+            return torch.tensor(values, dtype=dtype, device=device)
+
+        self.temperature = column([each.temperature for each in params], torch.float32)
+        self.seeds = column([request.seed for request in requests], torch.int64)
+        # A filter that nobody uses is left out.
+        self.filters = {
+            name: column([getattr(each, name) for each in params], dtype)
+            for name, off, dtype in (
+                ("top_k", 0, torch.int32),
+                ("top_p", 1, torch.float32),
+                ("min_p", 0, torch.float32),
+            )
+            if any(getattr(each, name) != off for each in params)
+        }
 
     def arguments(self) -> dict[str, torch.Tensor]:
-        """Keyword arguments of `rejection_sample`; a filter that nobody uses is left out."""
-        filters = {
-            "top_k": (self.top_k, 0),
-            "top_p": (self.top_p, 1),
-            "min_p": (self.min_p, 0),
-        }
-        used = {name: value for name, (value, off) in filters.items() if (value != off).any()}
-        return {"temperature": self.temperature, "seeds": self.seeds, **used}
+        """Keyword arguments of `rejection_sample`."""
+        return {"temperature": self.temperature, "seeds": self.seeds, **self.filters}
+
+    def law(self, rows: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Keyword arguments of `target_probs` for rows of the requests `rows`."""
+        both = {"temperature": self.temperature, **self.filters}
+        return {name: values[rows] for name, values in both.items()}
 
 
-def make_requests(
-    prompts: Sequence[Prompt],
-    params: SamplingParams | Sequence[SamplingParams],
+def make_request(
+    index: int,
+    prompt: Prompt,
+    params: SamplingParams,
     *,
     tokenizer,
     vocab_size: int,
     max_len: int,
     engine_seed: int,
-) -> list[Request]:
+    speculative: bool,
+    priority: int = 0,
+) -> Request:
     """Tokenise and check. ValueError names the prompt and what is wrong with it."""
-    if isinstance(params, SamplingParams):
-        params = [params] * len(prompts)
-    if len(params) != len(prompts):
+    token_ids = _token_ids(prompt, index, tokenizer)
+    _check_ids(token_ids, index, "prompt", vocab_size)
+    _check_ids(params.stop_token_ids, index, "stop_token_ids", vocab_size)
+    if not 1 <= len(token_ids) < max_len:
         raise ValueError(
-            f"dspark_ext.engine: params: expected one for all or {len(prompts)}, got {len(params)}"
+            f"dspark_ext.engine: prompt {index}: expected 1 to {max_len - 1} tokens "
+            f"(max_len {max_len}), got {len(token_ids)}"
         )
-    requests = []
-    for index, (prompt, each) in enumerate(zip(prompts, params, strict=True)):
-        token_ids = _token_ids(prompt, index, tokenizer)
-        _check_ids(token_ids, index, "prompt", vocab_size)
-        _check_ids(each.stop_token_ids, index, "stop_token_ids", vocab_size)
-        if not 1 <= len(token_ids) < max_len:
-            raise ValueError(
-                f"dspark_ext.engine: prompt {index}: expected 1 to {max_len - 1} tokens "
-                f"(max_len {max_len}), got {len(token_ids)}"
-            )
-        requests.append(
-            Request(
-                index=index,
-                params=each,
-                seed=derive_seed(engine_seed, index) if each.seed is None else each.seed,
-                token_ids=token_ids,
-                prompt_length=len(token_ids),
-                limit=min(each.max_new_tokens, max_len - len(token_ids)),
-            )
+    if params.stop and tokenizer is None:
+        raise ValueError(
+            f"dspark_ext.engine: stop {index}: stop strings need an engine with a tokenizer"
         )
-    return requests
+    if params.min_new_tokens and len(set(params.stop_token_ids)) >= vocab_size:
+        raise ValueError(
+            f"dspark_ext.engine: stop_token_ids {index}: with min_new_tokens, expected a token "
+            "that is none of them"
+        )
+    if not checks.is_int(priority, -(2**63)):
+        raise ValueError(
+            f"dspark_ext.engine: priority {index}: expected an integer, got {priority!r}"
+        )
+    return Request(
+        index=index,
+        params=params,
+        seed=derive_seed(engine_seed, index) if params.seed is None else params.seed,
+        token_ids=token_ids,
+        prompt_length=len(token_ids),
+        limit=min(params.max_new_tokens, max_len - len(token_ids)),
+        speculative=speculative,
+        priority=priority,
+        text=None if tokenizer is None else TextStream(tokenizer.decode, params.stop),
+    )
 
 
 def derive_seed(engine_seed: int, index: int) -> int:
