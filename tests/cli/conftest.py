@@ -46,6 +46,11 @@ def model_directory(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
+def make_model_directory(tmp_path):
+    return lambda **changes: save_model_directory(tmp_path / "model", **changes)
+
+
+@pytest.fixture
 def tiny_pair_arguments(model_directory) -> list[str]:
     """What makes a command use the tiny pair, quickly."""
     words = ["--target", model_directory, "--drafter", DRAFTER, "--threads", 1, "--max-len", 200]

@@ -60,11 +60,11 @@ def test_report_and_plots(command, tiny_pair_arguments, tmp_path):
     assert status == 0
     numbers = json.loads(report.read_text())
     total, speedup = numbers["total"], numbers["speedup"]
-    assert total["tokens"] == 120 == sum(each["tokens"] for each in numbers["requests"])
-    assert sum(total["passes_by_verify_length"]) == sum(r["passes"] for r in numbers["requests"])
-    assert sum(total["accepted_by_position"]) == total["drafts_accepted"]
-    assert 1 <= total["tokens_per_pass"] <= 6 and 0 < total["acceptance"] < 1
-    assert speedup["greedy_identical"] is True and len(speedup["ratios"]) == 3
+    assert total["emitted"] == 120 == sum(each["emitted"] for each in numbers["requests"])
+    assert sum(total["acceptance"]["accepted_by_position"]) == total["acceptance"]["accepted"]
+    assert total["acceptance"]["accepted"] == sum(r["accepted"] for r in numbers["requests"])
+    assert 1 <= total["tokens_per_pass"] <= 6 and 0 < total["acceptance"]["rate"] < 1
+    assert speedup["identical"] is True and len(speedup["rounds"]) == 3
     assert f"{speedup['ratio']:.2f}x" in log
     assert {p.name for p in plots.iterdir()} == {
         *("acceptance.png", "verify-lengths.png", "reliability.png")
@@ -80,14 +80,14 @@ def test_without_prompts_built_in_ones_are_answered_and_compared(command, tiny_p
 
 
 def test_bench_shows_both_rates(command, tiny_pair_arguments):
-    words = ["bench", *tiny.PROMPTS[:3], "--max-new-tokens", 8, "--repeats", 2, "--json"]
+    words = ["bench", *tiny.PROMPTS[:3], "--raw", "--max-new-tokens", 8, "--repeats", 2, "--json"]
     status, out, _ = command(*words, "--concurrency", "1,3", *tiny_pair_arguments)
     rows = json.loads(out)["measurements"]
     assert status == 0 and [row["concurrency"] for row in rows] == [1, 3]
     for row in rows:
-        assert row["tokens"] == 24 and row["greedy_identical"] is True
-        assert row["lowest"] <= row["ratio"] <= row["highest"]
-        assert row["plain_tokens_per_second"] > 0 and row["dspark_tokens_per_second"] > 0
-    assert rows[1]["rows_per_step"] > rows[0]["rows_per_step"]
+        assert row["speedup"]["identical"] is True and 0 < row["acceptance"] < 1
+        assert row["lowest"] <= row["speedup"]["ratio"] <= row["highest"]
+        assert row["speedup"]["plain_tokens_per_second"] > 0
+    assert rows[0]["speedup"]["tokens_per_pass"] == rows[1]["speedup"]["tokens_per_pass"]
     status, out, _ = command(*words[:-1], "--concurrency", "2", *tiny_pair_arguments)
     assert status == 0 and "identical" in out and "per pass" in out

@@ -4,12 +4,17 @@ Both run in turns, each several times, and both rates are shown with their ratio
 alike. Greedy answers are compared token by token.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import json
-import statistics
+from typing import TYPE_CHECKING
 
 from . import models, prompts, sampling
 from .errors import UserError, told_of
+
+if TYPE_CHECKING:
+    from ..engine import SpeedupReport
 
 
 def add_arguments(parser) -> None:
@@ -30,20 +35,17 @@ def add_arguments(parser) -> None:
 
 @dataclasses.dataclass
 class Measurement:
-    """One number of requests at once. Rates are tokens per second of the engine, medians; `ratio`
-    is the median of the ratios of neighbouring runs, between `lowest` and `highest`."""
+    """One number of requests at once: `engine.SpeedupReport`, between which ratios its rounds lie,
+    and the share of verified drafts that were accepted (None: there were none)."""
 
     concurrency: int
-    tokens: int
-    plain_tokens_per_second: float
-    dspark_tokens_per_second: float
-    ratio: float
+    speedup: SpeedupReport
     lowest: float
     highest: float
-    tokens_per_pass: float
     acceptance: float | None
-    rows_per_step: float
-    greedy_identical: bool | None
+
+    def to_dict(self) -> dict:
+        return {**vars(self), "speedup": self.speedup.to_dict()}
 
 
 def run(options) -> int:
@@ -57,8 +59,7 @@ def run(options) -> int:
     if not asked:
         asked = _held_out_prompts()
         log.print("No prompts were given; using the demo's, which its drafter never saw.")
-    with log.status("Loading the models"):
-        served = models.load(options)
+    served = models.load_with_status(options)
     if served.engine.drafter is None:
         raise UserError("--drafter: there is nothing to measure without a drafter")
     params = sampling.read_all(options, served, asked)
@@ -69,7 +70,7 @@ def run(options) -> int:
             status.update(f"Measuring {concurrency} at once, {len(asked)} prompts")
             measured.append(measure(served.engine, encoded, params, concurrency, options.repeats))
     if options.json:
-        rows = [dataclasses.asdict(row) for row in measured]
+        rows = [row.to_dict() for row in measured]
         facts = {"prompts": len(asked), "repeats": options.repeats}
         print(json.dumps({"models": served.facts, **facts, "measurements": rows}, indent=2))
     else:
@@ -78,40 +79,16 @@ def run(options) -> int:
 
 
 def measure(engine, encoded, params, concurrency: int, repeats: int) -> Measurement:
-    """Run everything `repeats` times plainly and with DSpark, the order changing from turn to
-    turn."""
+    """Run everything `repeats` times plainly and with DSpark, in turns."""
+    from ..engine import measure_speedup
+
     limited = _limited(engine, concurrency)
-    warm = encoded[:concurrency]
     with told_of("PROMPT", ValueError):
-        for speculative in (False, True):
-            shorter = [dataclasses.replace(each, max_new_tokens=4) for each in params[: len(warm)]]
-            limited.generate(warm, shorter, speculative=speculative)
-    rates = {False: [], True: []}
-    for turn in range(repeats):
-        runs = {}
-        for speculative in (False, True) if turn % 2 == 0 else (True, False):
-            runs[speculative] = limited.generate(encoded, params, speculative=speculative)
-            rates[speculative].append(runs[speculative].stats.tokens_per_second)
-    ratios = [mine / plain for mine, plain in zip(rates[True], rates[False])]
-    stats = runs[True].stats
-    greedy = [index for index, each in enumerate(params) if each.temperature == 0]
-    same = all(
-        runs[True].outputs[index].token_ids == runs[False].outputs[index].token_ids
-        for index in greedy
-    )
-    return Measurement(
-        concurrency=concurrency,
-        tokens=stats.emitted,
-        plain_tokens_per_second=statistics.median(rates[False]),
-        dspark_tokens_per_second=statistics.median(rates[True]),
-        ratio=statistics.median(ratios),
-        lowest=min(ratios),
-        highest=max(ratios),
-        tokens_per_pass=stats.tokens_per_pass,
-        acceptance=stats.acceptance.acceptance_rate if stats.acceptance.drafted else None,
-        rows_per_step=(stats.verified_rows + stats.prefill_rows) / stats.steps,
-        greedy_identical=same if greedy else None,
-    )
+        speedup = measure_speedup(limited, encoded, params, rounds=repeats)
+    ratios = [mine / plain for plain, mine in speedup.rounds]
+    counted = limited.acceptance.read()
+    acceptance = counted.acceptance_rate if counted.drafted else None
+    return Measurement(concurrency, speedup, min(ratios), max(ratios), acceptance)
 
 
 def _limited(engine, concurrency: int):
@@ -125,7 +102,7 @@ def _limited(engine, concurrency: int):
         dataclasses.replace(engine.config, cost_table=engine.cost_table),
         tokenizer=engine.tokenizer,
     )
-    limited.slots = SlotAllocator(concurrency)
+    limited.slots = SlotAllocator(concurrency, (engine.target, engine.drafter))
     return limited
 
 
@@ -154,28 +131,27 @@ def _show(out, served, measured: list[Measurement], options, num_prompts: int) -
         f"{options.temperature:g}, {options.repeats} runs of each kind in turns"
     )
     table = Table(box=None, pad_edge=False)
-    headings = ("at once", "plain", "DSpark", "ratio", "range", "per pass", "accepted", "rows")
-    for heading in (*headings, "greedy"):
+    headings = ("at once", "plain", "DSpark", "ratio", "range", "per pass", "accepted", "greedy")
+    for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
     verdict = {True: "identical", False: "DIFFERS", None: "-"}
     for row in measured:
+        speedup = row.speedup
         table.add_row(
             str(row.concurrency),
-            f"{row.plain_tokens_per_second:.1f}",
-            f"{row.dspark_tokens_per_second:.1f}",
-            f"{row.ratio:.2f}x",
+            f"{speedup.plain_tokens_per_second:.1f}",
+            f"{speedup.speculative_tokens_per_second:.1f}",
+            f"{speedup.ratio:.2f}x",
             f"{row.lowest:.2f}-{row.highest:.2f}",
-            f"{row.tokens_per_pass:.2f}",
+            f"{speedup.tokens_per_pass:.2f}",
             number(row.acceptance, ".0%"),
-            f"{row.rows_per_step:.1f}",
-            verdict[row.greedy_identical],
+            verdict[speedup.identical],
         )
     out.print(table)
-    out.print("plain, DSpark: tokens a second; per pass: tokens a request and target pass with")
-    out.print("DSpark; rows: of its target pass, prompts included.")
+    out.print("plain, DSpark: tokens a second; per pass: tokens a request and target pass.")
     if any(row.highest > 1.3 * row.lowest for row in measured):
         out.print("The ratios of the runs differ a lot: is the machine busy? Try more --repeats.")
-    slower = [row.concurrency for row in measured if row.ratio < 1]
+    slower = [row.concurrency for row in measured if row.speedup.ratio < 1]
     if slower:
         out.print(
             f"Slower than plain decoding with {', '.join(map(str, slower))} at once: rows cost "

@@ -91,49 +91,11 @@ def ratio(numerator: float, denominator: float) -> float:
     return numerator / denominator if denominator else math.nan
 
 
-def report(collector: Collector, generation, prompts: list[str]) -> dict:
-    """The JSON report of a finished run. Rates without anything to count are null."""
-    stats = generation.stats
-    requests = []
-    for label, count, output in zip(prompts, collector.requests, generation.outputs, strict=True):
-        requests.append(
-            {
-                "prompt": label,
-                "prompt_tokens": len(output.prompt_token_ids),
-                "tokens": count.tokens,
-                "finish_reason": count.finish_reason,
-                "passes": count.passes,
-                "tokens_per_pass": _number(ratio(count.tokens, count.passes)),
-                "drafts_verified": count.verified,
-                "drafts_accepted": count.accepted,
-                "acceptance": _number(ratio(count.accepted, count.verified)),
-                "seconds": output.seconds,
-                "first_token_seconds": output.first_token_seconds,
-            }
-        )
-    total = collector.total()
-    return {
-        "requests": requests,
-        "total": {
-            "tokens": total.tokens,
-            "seconds": stats.seconds,
-            "tokens_per_second": _number(stats.tokens_per_second),
-            "target_passes": stats.steps,
-            "tokens_per_pass": _number(ratio(total.tokens, total.passes)),
-            "drafts_verified": total.verified,
-            "drafts_accepted": total.accepted,
-            "acceptance": _number(ratio(total.accepted, total.verified)),
-            "prefill_rows": stats.prefill_rows,
-            "verified_rows": stats.verified_rows,
-            "target_seconds": stats.target_seconds,
-            "draft_seconds": stats.draft_seconds,
-            "sample_seconds": stats.sample_seconds,
-            "verified_by_position": collector.verified_by_position(),
-            "accepted_by_position": collector.accepted_by_position(),
-            "passes_by_verify_length": collector.verify_lengths(),
-        },
-    }
-
-
-def _number(value: float) -> float | None:
-    return None if math.isnan(value) else value
+def report(generation, prompts: list[str]) -> dict:
+    """The JSON report of a finished run: `RequestStats` of each request, `GenerationStats` of all.
+    Rates without anything to count are null."""
+    requests = [
+        {"prompt": label, "finish_reason": output.finish_reason, **output.stats.to_dict()}
+        for label, output in zip(prompts, generation.outputs, strict=True)
+    ]
+    return {"requests": requests, "total": generation.stats.to_dict()}

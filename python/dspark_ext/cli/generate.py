@@ -23,6 +23,7 @@ def add_arguments(parser) -> None:
 
 
 def run(options) -> int:
+    from .collect import report
     from .screen import consoles
 
     plots.check(options.plot)
@@ -32,17 +33,16 @@ def run(options) -> int:
     if not asked:
         asked, options.compare, options.max_requests = prompts.built_in(), not options.plain, 1
         log.print("No prompt was given; answering three built-in ones, one after the other.")
-    with log.status("Loading the models"):
-        served = models.load(options)
+    served = models.load_with_status(options)
     plain = options.plain or served.engine.drafter is None
     log.print(_headline(served, plain))
     params = sampling.read_all(options, served, asked)
     encoded = prompts.encode(asked, served, options.raw)
     labels = [prompt.label for prompt in asked]
     collector, generation = _answer(options, served, (encoded, params, labels), plain, out, log)
-    numbers = _report(collector, generation, labels) | {"models": served.facts}
+    numbers = report(generation, labels) | {"models": served.facts}
     if options.compare and not plain:
-        numbers["speedup"] = _compare(served, encoded, params, generation, log)
+        numbers["speedup"] = _compare(served, encoded, params, log)
     if options.report:
         with told_of("--report"), open(options.report, "w", encoding="utf-8") as file:
             json.dump(numbers, file, indent=2)
@@ -62,12 +62,6 @@ def _headline(served, plain: bool) -> str:
         f"{facts['target']}, weights {facts['weights']}; {drafter}"
         f"{'' if plain else ' ' + str(facts['drafts'])}; {facts['threads']} thread(s)"
     )
-
-
-def _report(collector, generation, labels) -> dict:
-    from .collect import report
-
-    return report(collector, generation, labels)
 
 
 def _answer(options, served, work, plain: bool, out, log):
@@ -90,7 +84,7 @@ def _answer(options, served, work, plain: bool, out, log):
             collector.add(event)
             table.update(event.request)
     for label, output in zip(labels, stream.outputs, strict=True):
-        _print_answer(options, out, label, _text(served, output.token_ids), output)
+        _print_answer(options, out, label, output)
     return collector, stream
 
 
@@ -98,37 +92,32 @@ def _write_as_it_comes(stream, collector, served, out) -> None:
     """Accepted drafts in green, where standard output is a terminal."""
     from rich.text import Text
 
-    from .screen import TextStream
+    from ..engine.text import TextStream
 
-    text = TextStream(served.tokenizer)
+    text = TextStream(served.tokenizer.decode)
     for event in stream:
         collector.add(event)
         for token, accepted in zip(event.token_ids, event.accepted, strict=True):
-            if token not in served.stop_ids:
-                piece = text.add(token)
-                out.print(Text(piece, "green" if accepted else ""), end="", soft_wrap=True)
-    out.print()
+            piece, _ = text.push([token])
+            out.print(Text(piece, "green" if accepted else ""), end="", soft_wrap=True)
+    out.print(text.finish(), markup=False)
 
 
-def _text(served, token_ids) -> str:
-    ends = len(token_ids) - (bool(token_ids) and token_ids[-1] in served.stop_ids)
-    return served.tokenizer.decode(token_ids[:ends])
-
-
-def _print_answer(options, out, label, text, output) -> None:
+def _print_answer(options, out, label, output) -> None:
     if options.json:
         answer = {
             "prompt": label,
-            "text": text,
+            "text": output.text,
             "token_ids": output.token_ids,
             "finish_reason": output.finish_reason,
             "passes": output.passes,
             "drafts_accepted": sum(output.accepted),
+            **({"lossy": True} if output.lossy else {}),
         }
         print(json.dumps(answer, ensure_ascii=False))
         return
     out.rule(label, style="dim", align="left")
-    out.print(text, markup=False, soft_wrap=True)
+    out.print(output.text, markup=False, soft_wrap=True)
 
 
 def _summary(collector, stream) -> str:
@@ -146,39 +135,20 @@ def _summary(collector, stream) -> str:
     return line
 
 
-def _compare(served, encoded, params, generation, log) -> dict:
-    """Plain decoding of the same prompts, and DSpark again, in turns; the median of the ratios.
+def _compare(served, encoded, params, log) -> dict:
+    """Plain decoding of the same prompts, and DSpark again, in turns."""
+    from ..engine import measure_speedup
 
-    The first run is not counted: it met cold caches."""
-    import statistics
-
-    ratios, rates = [], {"plain": [], "dspark": []}
-    identical = True
     with log.status("Decoding the same prompts plainly and with DSpark, in turns"):
-        for turn in range(3):
-            runs = {}
-            for name in ("plain", "dspark") if turn % 2 else ("dspark", "plain"):
-                runs[name] = served.engine.generate(encoded, params, speculative=name == "dspark")
-                rates[name].append(runs[name].stats.tokens_per_second)
-            ratios.append(rates["dspark"][-1] / rates["plain"][-1])
-            for mine, theirs, each in zip(
-                runs["dspark"].outputs, runs["plain"].outputs, params, strict=True
-            ):
-                identical &= each.temperature > 0 or mine.token_ids == theirs.token_ids
-    greedy = sum(each.temperature == 0 for each in params)
-    outcome = {
-        "ratio": statistics.median(ratios),
-        "ratios": ratios,
-        "plain_tokens_per_second": statistics.median(rates["plain"]),
-        "dspark_tokens_per_second": statistics.median(rates["dspark"]),
-        "greedy_identical": identical if greedy else None,
-    }
+        measured = measure_speedup(served.engine, encoded, params)
+    ratios = [mine / plain for plain, mine in measured.rounds]
     log.print(
-        f"Measured on these prompts: {outcome['plain_tokens_per_second']:.1f} tokens/s plainly, "
-        f"{outcome['dspark_tokens_per_second']:.1f} with DSpark: [bold]{outcome['ratio']:.2f}x[/] "
-        f"(median of 3, {min(ratios):.2f} to {max(ratios):.2f})."
+        f"Measured on these prompts: {measured.plain_tokens_per_second:.1f} tokens/s plainly, "
+        f"{measured.speculative_tokens_per_second:.1f} with DSpark: [bold]{measured.ratio:.2f}x[/] "
+        f"(median of {len(ratios)}, {min(ratios):.2f} to {max(ratios):.2f})."
     )
-    if greedy:
-        verdict = "identical to plain decoding" if identical else "[red]NOT identical[/]"
+    if measured.identical is not None:
+        verdict = "identical to plain decoding" if measured.identical else "[red]NOT identical[/]"
+        greedy = sum(each.temperature == 0 for each in params)
         log.print(f"Greedy answers: {verdict} ({greedy} of {len(params)} requests).")
-    return outcome
+    return measured.to_dict()

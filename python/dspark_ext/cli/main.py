@@ -5,10 +5,10 @@ import sys
 import warnings
 
 from .. import __version__
-from . import bench, calibrate, doctor, generate, inspect, profile
+from . import bench, calibrate, chat, doctor, generate, inspect, profile, serve
 from .errors import Parser, UserError, one_line
 
-COMMANDS = (generate, bench, profile, calibrate, doctor, inspect)
+COMMANDS = (generate, chat, serve, bench, profile, calibrate, doctor, inspect)
 EPILOGUE = """\
 Without further arguments a command uses the demo's model pair, SmolLM2-135M-Instruct and a drafter
 that comes with this package (93 MB are fetched once). Start with: dspark-ext generate

@@ -93,8 +93,25 @@ class Served:
     facts: dict
 
 
-def load(options, *, config: dict | None = None) -> Served:
-    """Everything that the model arguments ask for; `config` overrides single settings."""
+def load_with_status(options, *, config: dict | None = None) -> Served:
+    """As `load`, telling on standard error what is going on."""
+    from .screen import consoles
+
+    _, log = consoles()
+    with log.status("Loading the models") as status:
+
+        def progress(done: int, total: int, what: str) -> None:
+            status.update(f"Timing what a step costs: {what} ({done} of {total})")
+
+        served = load(options, config=config, progress=progress)
+    if served.engine.config.lossy and served.engine.drafter is not None:
+        log.print("[red]LOSSY: drafts are accepted at given rates; texts are not the target's.[/]")
+    return served
+
+
+def load(options, *, config: dict | None = None, progress=None) -> Served:
+    """Everything that the model arguments ask for; `config` overrides single settings, `progress`
+    is told of measurements (`DSparkEngine`)."""
     import torch
 
     from ..demo.loading import cpu_name, faster_thread_count
@@ -102,7 +119,7 @@ def load(options, *, config: dict | None = None) -> Served:
     from .drafters import make_drafter, open_drafter
 
     settings = read_settings(options, config or {})
-    opened = open_drafter(_drafter_word(options))
+    opened = open_drafter(_drafter_word(options, settings))
     name, model, tokenizer = _load_target_model(options)
     target = _make_target(options, model, opened.taps)
     del model
@@ -110,7 +127,7 @@ def load(options, *, config: dict | None = None) -> Served:
     torch.set_num_threads(threads)
     drafter = make_drafter(opened, target, options)
     with told_of("--speculative-config"):
-        engine = DSparkEngine(target, drafter, settings, tokenizer=tokenizer)
+        engine = DSparkEngine(target, drafter, settings, tokenizer=tokenizer, progress=progress)
     facts = {
         "target": name,
         "drafter": opened.name,
@@ -133,8 +150,6 @@ def read_settings(options, overrides: dict):
         values["preset"] = options.preset
     if options.speculative_config:
         values |= read_json("--speculative-config", options.speculative_config)
-    if "method" in values and options.drafter is None and values["method"] == "ngram":
-        options.drafter = "ngram"
     with told_of("--speculative-config", ValueError, TypeError):
         return SpeculativeConfig.from_dict({**values, **overrides})
 
@@ -152,9 +167,13 @@ def read_json(argument: str, text: str) -> dict:
     return values
 
 
-def _drafter_word(options) -> str:
-    if options.drafter:
-        return options.drafter
+def _drafter_word(options, settings) -> str:
+    """What --drafter says, or else the settings' `model` and `method`, or else the default."""
+    named = settings.model or ("ngram" if settings.method == "ngram" else None)
+    if options.drafter and named and options.drafter != named:
+        raise UserError(f"--drafter: {options.drafter} contradicts {named} of --speculative-config")
+    if options.drafter or named:
+        return options.drafter or named
     return DEMO if options.target == DEMO else "ngram"
 
 

@@ -22,15 +22,21 @@ def add_arguments(parser) -> None:
 
 
 def run(options) -> int:
+    from rich.progress import Progress
+
     from ..engine import profile_step
     from .screen import consoles
 
     out, log = consoles()
-    with log.status("Loading the models") as status:
-        served = models.load(options, config={"schedule": "fixed"})
-        status.update("Timing passes of the target and the drafter")
-        engine = served.engine
-        table = profile_step(engine.target, engine.drafter, engine.num_drafts)
+    served = models.load_with_status(options, config={"schedule": "fixed"})
+    engine = served.engine
+    with Progress(console=log, transient=True) as bar:
+        task = bar.add_task("Timing")
+
+        def progress(done: int, total: int, what: str) -> None:
+            bar.update(task, completed=done, total=total, description=what)
+
+        table = profile_step(engine.target, engine.drafter, engine.num_drafts, progress=progress)
     with told_of("--form", ValueError):
         form = table.to_dict(options.form)
     if options.out:

@@ -33,23 +33,6 @@ def number(value: float | None, form: str = ".2f") -> str:
     return "-" if value is None or math.isnan(value) else format(value, form)
 
 
-class TextStream:
-    """Token ids, as they come, to pieces of text: a character is held back until it is whole."""
-
-    def __init__(self, tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._token_ids: list[int] = []
-        self._written = ""
-
-    def add(self, token_id: int) -> str:
-        self._token_ids.append(token_id)
-        decoded = self._tokenizer.decode(self._token_ids)
-        if decoded.endswith("\N{REPLACEMENT CHARACTER}"):
-            return ""
-        piece, self._written = decoded[len(self._written) :], decoded
-        return piece
-
-
 class LiveTable:
     """A row for each running or finished request, and a total; redrawn a few times a second.
 

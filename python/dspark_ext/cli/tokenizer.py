@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 
 class Tokenizer:
-    """Text to tokens and back, without tokens added or white space cleaned up.
+    """Text to tokens and back. Nothing is added and no white space cleaned up; special tokens, such
+    as those that end an answer, have no text.
 
     tokenizer   of transformers
     end_tokens  names of tokens that end an answer, beside the tokenizer's own
@@ -24,7 +25,9 @@ class Tokenizer:
         return self._tokenizer(text, add_special_tokens=False)["input_ids"]
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        return self._tokenizer.decode(list(token_ids), clean_up_tokenization_spaces=False)
+        return self._tokenizer.decode(
+            list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
 
     def _chat_prompt(self, messages: Sequence[dict]) -> str:
         """The prompt of a conversation, open for the assistant's answer. Messages are mappings of
