@@ -17,7 +17,7 @@ HELP = """\
 
 
 def add_arguments(parser) -> None:
-    sampling.add_arguments(parser, temperature=0.7, max_new_tokens=256)
+    sampling.add_arguments(parser, temperature=0.2, top_p=0.9, max_new_tokens=256)
     models.add_arguments(parser, max_requests=1)
     parser.add_argument("--system", metavar="TEXT", help="a system message to begin with")
 
