@@ -31,7 +31,7 @@ PROMPTS = [
     "import os\nimport sys\n\nclass ",
     "    for key",
 ]
-TEMPERATURE, TOP_K, LENGTH, REQUESTS = 1.3, 4, 3, 3000
+TEMPERATURE, TOP_K, LENGTH, REQUESTS = 1.3, 4, 3, 2000
 NGRAM = {"method": "ngram", "prompt_lookup_max": 3, "prompt_lookup_min": 1}
 
 
@@ -123,7 +123,7 @@ def serve(models, environment, tmp_path_factory):
             text=True,
         )
         assert process.returncode == 0, (process.stdout + process.stderr)[-4000:]
-        return json.loads(results.read_text())
+        return {**json.loads(results.read_text()), "log": process.stdout + process.stderr}
 
     return run
 
@@ -164,11 +164,13 @@ def accepted(result):
 def test_the_plugin_is_off_unless_asked_for(serve, plain):
     result = serve("off", NGRAM, [GREEDY])
     assert result["rule"] is None and accepted(result) > 0
+    assert "dspark_ext judges" not in result["log"]
     assert tokens(result["batches"][0]) == tokens(plain["batches"][0])
 
 
 def test_ngram_greedy_output_is_that_of_plain_decoding(plain, by_ngram):
     assert by_ngram["rule"] == "block" and accepted(by_ngram) > 0
+    assert "dspark_ext judges drafts by the block rule (classic runner)" in by_ngram["log"]
     for theirs, ours in zip(plain["batches"], by_ngram["batches"]):
         assert tokens(ours) == tokens(theirs)
 

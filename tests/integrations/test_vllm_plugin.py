@@ -70,6 +70,7 @@ def build(monkeypatch, sources):
     runner.RejectionSampler = getattr(sys.modules[plugin._CLASSIC], "RejectionSampler", None)
     monkeypatch.setitem(sys.modules, runner.__name__, runner)
     monkeypatch.setattr(plugin, "_installed", None)
+    plugin._announce.cache_clear()
     return runner
 
 
@@ -134,13 +135,16 @@ def test_the_rule_comes_from_the_variable_or_the_configuration(
     assert engine.RejectionSampler(None, config(method)).dspark_rule == rule
 
 
-def test_a_step_is_served(engine, monkeypatch, step, generator):
+def test_a_step_is_served(engine, monkeypatch, step, generator, caplog):
     monkeypatch.setenv(plugin.VARIABLE, "block")
+    caplog.set_level("INFO", logger="vllm.dspark_ext")
     theirs = engine.RejectionSampler
     plugin.register()
     plugin.register()  # vLLM may call it again
     assert issubclass(engine.RejectionSampler, theirs)
+    assert not caplog.messages
     sampler = engine.RejectionSampler(None, config("standard"))
+    assert caplog.messages == ["dspark_ext judges drafts by the block rule (classic runner)"]
     logits = torch.randn(3, 8, generator=generator)
     judged, emitted = sampler.forward(step, None, logits.clone(), metadata(torch.ones(3)))
     assert torch.equal(judged, logits) and emitted.shape == (3, 3)

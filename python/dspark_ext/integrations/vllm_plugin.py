@@ -83,7 +83,12 @@ def register() -> None:
     _install_v2(v2, chosen)
     budget._assign_draft_token_budget_compiled = functions.assign_draft_token_budget
     _installed = chosen
-    logger.info("dspark_ext verifies drafts (%s=%s)", VARIABLE, chosen)
+
+
+@functools.cache
+def _announce(runner: str, rule: str) -> None:
+    """Says once who verifies; when a sampler is made, since vLLM sets up its log after plugins."""
+    logger.info("dspark_ext judges drafts by the %s rule (%s runner)", rule, runner)
 
 
 def check_parameters(function: Callable, expected: Sequence[str], name: str) -> None:
@@ -153,6 +158,7 @@ def _install_classic(module, chosen: str) -> None:
                 raise IncompatibleEngineError(f"rejection_sample_method {method!r} is unknown")
             else:
                 self.dspark_rule = functions.RULES[method] if chosen == "config" else chosen
+                _announce("classic", self.dspark_rule)
 
         def forward(self, metadata, draft_probs, logits, sampling_metadata):
             _active.rule = self.dspark_rule
@@ -215,6 +221,7 @@ def _install_v2(module, chosen: str) -> None:
             return original(*args, **kwargs)
         if chosen != "config":
             ours["use_block_verification"] = chosen == "block"
+        _announce("V2", "block" if ours.get("use_block_verification") else "token")
         return functions.rejection_sample_v2(**ours)
 
     _replace(module, "rejection_sample", rejection_sample)
