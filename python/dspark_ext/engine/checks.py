@@ -22,7 +22,7 @@ def is_number(value: Any, lowest: float, highest: float) -> bool:
 def require(owner: str, name: str, value: Any, expected: str, ok: Callable[[Any], bool]) -> None:
     try:
         passed = ok(value)
-    except TypeError:
+    except (TypeError, ValueError):
         passed = False
     if not passed:
         raise error(owner, f"{name}: expected {expected}, got {value!r}")

@@ -61,6 +61,8 @@ class TextStream:
         return self._decide(self._held + rest, "")
 
     def _new_text(self, token_ids: Sequence[int]) -> str:
+        if not token_ids:
+            return ""
         self._token_ids.extend(token_ids)
         window = self._decode(self._token_ids[self._start :])
         if window.endswith(_UNFINISHED):
