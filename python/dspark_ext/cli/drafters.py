@@ -10,6 +10,7 @@ from .errors import UserError, told_of
 from .models import DEMO
 
 COMPACT, HEAD, NGRAM, MODEL, NONE = "compact", "head", "ngram", "model", "none"
+NGRAM_DRAFTS, MODEL_DRAFTS = 5, 4  # drafts per block unless the settings say
 
 
 @dataclasses.dataclass
@@ -41,21 +42,11 @@ def open_drafter(word: str) -> Opened:
     return _open_head(path)
 
 
-def make_drafter(opened: Opened, target, options):
-    """The drafter for `target`; None for `none`."""
-    import torch
-
-    from ..engine import DSparkDrafter, HeadDrafter
-
-    dtype = torch.bfloat16 if options.dtype == "bf16" else torch.float32
-    drafter = None
+def make_drafter(opened: Opened, target, options, settings, tokenizer):
+    """The drafter for `target`; None for `none`. Of the settings it reads those that say how long
+    blocks are and what an n-gram is."""
     with told_of("--drafter"):
-        if opened.kind == COMPACT:
-            drafter = DSparkDrafter.for_target(opened.head, target, dtype)
-        elif opened.kind == HEAD:
-            drafter = HeadDrafter.for_target(opened.head, target)
-    if opened.kind in (NGRAM, MODEL):
-        raise UserError(f"--drafter: {opened.name}: this version serves draft heads only")
+        drafter = _MAKERS[opened.kind](opened, target, options, settings, tokenizer)
     if options.calibration is None:
         return drafter
     if drafter is None:
@@ -66,6 +57,59 @@ def make_drafter(opened: Opened, target, options):
     with told_of("--calibration"):
         calibration = Calibration.load(options.calibration, drafter.block_size)
     return CalibratedDrafter(drafter, calibration)
+
+
+def _make_compact(opened: Opened, target, options, settings, tokenizer):
+    import torch
+
+    from ..engine import DSparkDrafter
+
+    dtype = torch.bfloat16 if options.dtype == "bf16" else torch.float32
+    return DSparkDrafter.for_target(opened.head, target, dtype)
+
+
+def _make_head(opened: Opened, target, options, settings, tokenizer):
+    from ..engine import HeadDrafter
+
+    opened.head.to(options.device)
+    return HeadDrafter.for_target(opened.head, target)
+
+
+def _make_ngram(opened: Opened, target, options, settings, tokenizer):
+    from ..engine import NGramDrafter
+
+    shortest, longest = settings.prompt_lookup_min, settings.prompt_lookup_max
+    return NGramDrafter.for_target(
+        target,
+        block_size=settings.num_speculative_tokens or NGRAM_DRAFTS,
+        min_ngram=shortest or min(2, longest or 2),
+        max_ngram=longest or max(4, shortest or 4),
+    )
+
+
+def _make_model(opened: Opened, target, options, settings, tokenizer):
+    import torch
+
+    from ..engine import SmallModelDrafter
+    from .language_models import load_language_model
+
+    model, own = load_language_model("--drafter", opened.path)
+    return SmallModelDrafter.for_target(
+        model.to(options.device),
+        target,
+        block_size=settings.num_speculative_tokens or MODEL_DRAFTS,
+        weight_dtype=torch.bfloat16 if options.dtype == "bf16" else torch.float32,
+        tokenizers=(tokenizer.transformers, own),
+    )
+
+
+_MAKERS = {
+    NONE: lambda *arguments: None,
+    COMPACT: _make_compact,
+    HEAD: _make_head,
+    NGRAM: _make_ngram,
+    MODEL: _make_model,
+}
 
 
 def _open_compact(path: Path) -> Opened:

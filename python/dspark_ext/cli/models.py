@@ -41,7 +41,12 @@ def add_arguments(parser, *, max_requests: int) -> None:
         help="settings as a JSON object or a file of one; vLLM's speculative-config is read too",
     )
     group.add_argument("--preset", choices=PRESETS, help="settings for a purpose (docs/engine.md)")
-    group.add_argument("--dtype", choices=DTYPES, default="bf16", help="of the weights")
+    group.add_argument(
+        "--dtype",
+        choices=DTYPES,
+        default="bf16",
+        help="of the weights, where the engine's own layers run them (default: bf16)",
+    )
     group.add_argument("--device", default="cpu", help="where the target runs (default: cpu)")
     group.add_argument(
         "--threads", type=positive, help="threads of torch (default: what is faster)"
@@ -125,7 +130,7 @@ def load(options, *, config: dict | None = None, progress=None) -> Served:
     del model
     threads = options.threads or faster_thread_count(target)
     torch.set_num_threads(threads)
-    drafter = make_drafter(opened, target, options)
+    drafter = make_drafter(opened, target, options, settings, tokenizer)
     with told_of("--speculative-config"):
         engine = DSparkEngine(target, drafter, settings, tokenizer=tokenizer, progress=progress)
     facts = {
@@ -179,52 +184,42 @@ def _drafter_word(options, settings) -> str:
 
 def _load_target_model(options):
     """(name, transformers model, tokenizer)"""
+    from .language_models import load_language_model, quieten
     from .tokenizer import Tokenizer
 
-    path = Path(options.target)
-    if options.target != DEMO and not (path / "config.json").is_file():
-        raise UserError(f"--target: {path}: expected a model directory with a config.json")
-    try:
-        from transformers import AutoModelForCausalLM, AutoTokenizer
-        from transformers.utils import logging
-    except ImportError as error:
-        raise UserError(f"--target: needs transformers: {error}") from error
-    logging.disable_progress_bar()
     if options.target == DEMO:
         from ..demo import smollm2
 
+        quieten("--target")
         failures = (OSError, RuntimeError, ImportError, subprocess.CalledProcessError)
         with told_of("--target demo", *failures):
             model, tokenizer = smollm2.load()
         return smollm2.NAME, model, Tokenizer(tokenizer, (smollm2.END_TOKEN,))
-    with told_of(f"--target {path}", OSError, ValueError, KeyError, ImportError):
-        # Weights only from safetensors files, code only from transformers itself.
-        arguments = {"local_files_only": True, "trust_remote_code": False}
-        model = AutoModelForCausalLM.from_pretrained(
-            path, dtype="auto", use_safetensors=True, **arguments
-        )
-        tokenizer = AutoTokenizer.from_pretrained(path, **arguments)
+    path = Path(options.target)
+    model, tokenizer = load_language_model("--target", path)
     ends = model.generation_config.eos_token_id if model.generation_config else None
     ends = ends if isinstance(ends, list) else [ends]
-    return path.resolve().name, model.eval(), Tokenizer(tokenizer, (), ends)
+    return path.resolve().name, model, Tokenizer(tokenizer, (), ends)
 
 
 def _make_target(options, model, taps):
+    """`HuggingFaceTarget` where it knows the model and computes (a CPU), else `CausalLMTarget`."""
     import torch
 
-    from ..engine import HuggingFaceTarget
+    from ..engine import CausalLMTarget, HuggingFaceTarget
     from ..engine.huggingface import SUPPORTED_MODEL_TYPES
 
     dtype = torch.bfloat16 if options.dtype == "bf16" else torch.float32
-    most = getattr(model.config, "max_position_embeddings", None) or MAX_LEN
+    config = model.config.get_text_config(decoder=True)
+    most = getattr(config, "max_position_embeddings", None) or MAX_LEN
     max_len = options.max_len or min(most, MAX_LEN)
     if max_len > most:
         raise UserError(f"--max-len: the target has {most} positions, got {max_len}")
     sizes = {"max_requests": options.max_requests, "max_len": max_len}
-    if model.config.model_type not in SUPPORTED_MODEL_TYPES:
-        raise UserError(
-            f"--target: expected a model type of {', '.join(SUPPORTED_MODEL_TYPES)}, "
-            f"got {model.config.model_type!r}"
-        )
+    lean = options.device == "cpu" and config.model_type in SUPPORTED_MODEL_TYPES
     with told_of("--target"):
-        return HuggingFaceTarget(model, taps, **sizes, weight_dtype=dtype)
+        if lean and not getattr(model, "is_quantized", False):
+            return HuggingFaceTarget(model, taps, **sizes, weight_dtype=dtype)
+        with told_of("--device", RuntimeError, AssertionError):
+            model = model.to(options.device)
+        return CausalLMTarget(model, taps, **sizes)

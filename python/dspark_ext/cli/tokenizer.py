@@ -15,7 +15,7 @@ class Tokenizer:
     """
 
     def __init__(self, tokenizer, end_tokens: Sequence[str] = (), end_ids: Sequence = ()) -> None:
-        self._tokenizer = tokenizer
+        self.transformers = self._tokenizer = tokenizer
         found = [tokenizer.convert_tokens_to_ids(name) for name in end_tokens]
         ids = {*found, *end_ids, tokenizer.eos_token_id} - {None}
         self.stop_ids = tuple(sorted(ids))
