@@ -45,6 +45,11 @@ def model_directory(tmp_path_factory) -> Path:
     return save_model_directory(tmp_path_factory.mktemp("models") / "tiny")
 
 
+@pytest.fixture(scope="session")
+def fixtures() -> Path:
+    return FIXTURES
+
+
 @pytest.fixture
 def make_model_directory(tmp_path):
     return lambda **changes: save_model_directory(tmp_path / "model", **changes)

@@ -72,6 +72,26 @@ def test_errors_of_the_engine_are_told_too(command, tiny_pair_arguments, case):
     assert (status, out) == (2, "") and expected in err
 
 
+def test_a_package_that_is_missing_is_named(command, monkeypatch):
+    import sys
+
+    monkeypatch.setitem(sys.modules, "rich", None)
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    monkeypatch.delitem(sys.modules, "dspark_ext.cli.screen", raising=False)
+    import builtins
+
+    real_import = builtins.__import__
+
+    def without_rich(name, *arguments, **options):
+        if name.partition(".")[0] == "rich":
+            raise ModuleNotFoundError("No module named 'rich'", name="rich")
+        return real_import(name, *arguments, **options)
+
+    monkeypatch.setattr(builtins, "__import__", without_rich)
+    status, _, err = command("generate", "hi")
+    assert (status, err) == (2, "dspark-ext generate: needs rich: pip install 'dspark_ext[demo]'\n")
+
+
 def test_hostile_model_directories(command, tmp_path):
     """No pickle is loaded and no code of a model is run."""
     import torch

@@ -172,6 +172,19 @@ def test_a_failing_pass_ends_its_requests_and_not_the_server(start, make_engine)
         assert idle(server)
 
 
+def test_a_request_that_never_fits_does_not_block_the_others(start, make_engine, monkeypatch):
+    engine = make_engine()
+    take = engine.slots.take
+    monkeypatch.setattr(engine.slots, "take", lambda length: None if length > 100 else take(length))
+    with start(engine) as server:
+        too_long = server.send(LONG)
+        wait_until(lambda: server.service.thread.in_flight == 1)
+        assert server.post("/v1/completions", {**LONG, "max_tokens": 5})[0] == 200
+        answer = too_long.recv(1000)
+        assert answer.startswith(b"HTTP/1.1 400") and b"no room for this request" in answer
+        wait_until(lambda: idle(server))
+
+
 def test_stopping_while_streams_run(start, make_engine):
     gate = Gate(make_engine())
     with start(gate, shutdown_seconds=0.3) as server:

@@ -100,13 +100,24 @@ def test_chats(server, case):
 
 @pytest.mark.parametrize(
     "body",
-    [b"", b"{", b"[]", b"3", b'{"prompt": NaN}', b"\xff\xfe", b"[" * 100_000, b'{"a": 1}}'],
+    [
+        *(b"", b"{", b"[]", b"3", b'{"prompt": NaN}', b"\xff\xfe", b"[" * 100_000, b'{"a": 1}}'),
+        *(b'{"prompt": "\\ud800"}', b'{"\\udfff": 1}', b'{"seed": ' + b"9" * 5000 + b"}"),
+    ],
     ids=lambda body: repr(body[:12]),
 )
 def test_bodies_that_are_no_json_object(server, body):
     status, answer = server.post("/v1/completions", body)
     assert status == 400 and answer["error"]["code"] == "invalid_json"
     assert answer["error"]["message"].startswith("the body ")
+
+
+@pytest.mark.parametrize("depth", [10, 300, 900, 980, 990, 1000, 3000])
+@pytest.mark.parametrize("name", ["prompt", "logit_bias", "unheard_of"])
+def test_deep_nesting(server, name, depth):
+    body = f'{{"prompt": "a", "{name}": {"[" * depth}{"]" * depth}}}'
+    status, answer = server.post("/v1/completions", body.encode())
+    assert status == 400 and answer["error"]["message"]
 
 
 def test_other_paths_methods_and_types(server):

@@ -67,7 +67,7 @@ def _headline(served, plain: bool) -> str:
 def _answer(options, served, work, plain: bool, out, log):
     """Run all prompts, showing text (one prompt) or the live table (several) on the way."""
     from .collect import Collector
-    from .screen import LiveTable
+    from .screen import LiveTable, work_line
 
     encoded, params, labels = work
     engine = served.engine
@@ -77,12 +77,13 @@ def _answer(options, served, work, plain: bool, out, log):
     if len(encoded) == 1 and not options.json:
         _write_as_it_comes(stream, collector, served, out)
         log.print(_summary(collector, stream))
+        log.print(work_line(stream.stats))
         return collector, stream
-    table = LiveTable(log, labels, collector, stream.stats)
+    table = LiveTable(log, labels, collector, stream)
     with table.running():
         for event in stream:
             collector.add(event)
-            table.update(event.request)
+            table.update()
     for label, output in zip(labels, stream.outputs, strict=True):
         _print_answer(options, out, label, output)
     return collector, stream

@@ -48,6 +48,12 @@ def main(arguments: list[str] | None = None) -> int:
     except BrokenPipeError:
         sys.stderr.close()  # the reader of our output is gone, and with it who would read this
         return 1
+    except ModuleNotFoundError as error:
+        needs = {name.replace("-", "_"): name for name in doctor.PACKAGES}.get(error.name)
+        if needs is None:
+            raise
+        extra = doctor.PACKAGES[needs][2]
+        return _fail(options, f"needs {needs}: pip install 'dspark_ext[{extra}]'")
     except (ValueError, ImportError, OSError, RuntimeError) as error:
         if not str(error).startswith("dspark_ext"):
             raise

@@ -126,7 +126,7 @@ def load(options, *, config: dict | None = None, progress=None) -> Served:
     settings = read_settings(options, config or {})
     opened = open_drafter(_drafter_word(options, settings))
     name, model, tokenizer = _load_target_model(options)
-    target = _make_target(options, model, opened.taps)
+    target = _make_target(options, model, opened)
     del model
     threads = options.threads or faster_thread_count(target)
     torch.set_num_threads(threads)
@@ -202,7 +202,7 @@ def _load_target_model(options):
     return path.resolve().name, model, Tokenizer(tokenizer, (), ends)
 
 
-def _make_target(options, model, taps):
+def _make_target(options, model, opened):
     """`HuggingFaceTarget` where it knows the model and computes (a CPU), else `CausalLMTarget`."""
     import torch
 
@@ -217,7 +217,8 @@ def _make_target(options, model, taps):
         raise UserError(f"--max-len: the target has {most} positions, got {max_len}")
     sizes = {"max_requests": options.max_requests, "max_len": max_len}
     lean = options.device == "cpu" and config.model_type in SUPPORTED_MODEL_TYPES
-    with told_of("--target"):
+    taps = opened.taps
+    with told_of(f"--target with drafter {opened.name}" if taps else "--target"):
         if lean and not getattr(model, "is_quantized", False):
             return HuggingFaceTarget(model, taps, **sizes, weight_dtype=dtype)
         with told_of("--device", RuntimeError, AssertionError):

@@ -36,15 +36,16 @@ def number(value: float | None, form: str = ".2f") -> str:
 class LiveTable:
     """A row for each running or finished request, and a total; redrawn a few times a second.
 
-    console  standard error's; where that is no terminal nothing is shown until the end
+    console     standard error's; where that is no terminal nothing is shown until the end
+    generation  the call in progress
+    collector   what its events said so far
     """
 
-    def __init__(self, console: Console, labels: list[str], collector, stats) -> None:
+    def __init__(self, console: Console, labels: list[str], collector, generation) -> None:
         self._console, self._labels = console, labels
-        self._collector, self._stats = collector, stats
+        self._collector, self._generation = collector, generation
         self._live = Live(console=console, auto_refresh=False, transient=True)
         self._shown = 0.0
-        self._seen: dict[int, tuple[float, float]] = {}
 
     @contextlib.contextmanager
     def running(self):
@@ -55,10 +56,9 @@ class LiveTable:
             with self._live:
                 yield self
         self._console.print(self.table())
+        self._console.print(work_line(self._generation.stats))
 
-    def update(self, request: int) -> None:
-        first, _ = self._seen.get(request, (self._stats.seconds, 0.0))
-        self._seen[request] = (first, self._stats.seconds)
+    def update(self) -> None:
         now = time.perf_counter()
         if self._console.is_terminal and now - self._shown > REFRESH_SECONDS:
             self._live.update(self.table(SHOWN_ROWS), refresh=True)
@@ -67,43 +67,68 @@ class LiveTable:
     def table(self, most: int | None = None) -> Table:
         table = Table(box=None, pad_edge=False, header_style="bold")
         table.add_column("request", no_wrap=True, overflow="ellipsis", max_width=32)
-        for heading in ("tokens", "per pass", "accepted", "first at", "tokens/s", "ends"):
+        headings = ("tokens", "per pass", "accepted", "first token", "then ms/token", "p90")
+        for heading in (*headings, "tokens/s", "ends"):
             table.add_column(heading, justify="right", no_wrap=True)
         rows = list(enumerate(self._collector.requests))
         if most is not None and len(rows) > most:
-            rows = [row for row in rows if row[0] in self._seen and not row[1].finish_reason]
+            rows = [(i, count) for i, count in rows if count.passes and not count.finish_reason]
             rows = rows[-most:]
         for index, count in rows:
-            table.add_row(*self._row(index, count))
-        total, stats = self._collector.total(), self._stats
+            output = self._generation.outputs[index]
+            stats = None if output is None else output.stats
+            table.add_row(
+                Text(self._labels[index]),
+                *_counts(count),
+                *_times(stats, "first_token_seconds"),
+                count.finish_reason or "",
+            )
         table.add_row(
-            f"{len(self._collector.requests)} requests",
-            str(total.tokens),
-            _share(total.tokens, total.passes, ".2f"),
-            _share(total.accepted, total.verified, ".0%"),
-            "",
-            number(stats.tokens_per_second, ".1f"),
+            f"{len(self._labels)} requests",
+            *_counts(self._collector.total()),
+            *_times(self._generation.stats, "first_token_median"),
             style="bold",
         )
         return table
 
-    def _row(self, index: int, count) -> tuple:
-        first, last = self._seen.get(index, (math.nan, math.nan))
-        spent = last - first
-        after_first = count.tokens - ratio_or_zero(count.tokens, count.passes)
-        return (
-            Text(self._labels[index]),
-            str(count.tokens),
-            _share(count.tokens, count.passes, ".2f"),
-            _share(count.accepted, count.verified, ".0%"),
-            number(first, ".2f") + " s",
-            number(after_first / spent if spent > 0 else math.nan, ".1f"),
-            count.finish_reason or "",
-        )
+
+def _counts(count) -> tuple[str, str, str]:
+    return (
+        str(count.tokens),
+        _share(count.tokens, count.passes, ".2f"),
+        _share(count.accepted, count.verified, ".0%"),
+    )
 
 
-def ratio_or_zero(numerator: float, denominator: float) -> float:
-    return numerator / denominator if denominator else 0.0
+def _times(stats, first: str) -> tuple[str, ...]:
+    """Time to the first token, of the tokens after it, tokens per second; of a finished request
+    or, medians of them, of all."""
+    if stats is None:
+        return ("", "", "", "")
+    return (
+        number(getattr(stats, first)) + " s",
+        number(1e3 * stats.token_latency_median, ".1f"),
+        number(1e3 * stats.token_latency_p90, ".1f"),
+        number(stats.tokens_per_second, ".1f"),
+    )
+
+
+def work_line(stats) -> str:
+    """Where the time went, and what verifying and trimming came to."""
+    parts = {
+        "target": stats.target_seconds,
+        "drafting and scheduling": stats.draft_seconds,
+        "acceptance": stats.sample_seconds,
+    }
+    shares = ", ".join(
+        f"{name} {_share(seconds, stats.seconds, '.0%')}" for name, seconds in parts.items()
+    )
+    line = f"{stats.steps} target passes in {stats.seconds:.2f} s: {shares}"
+    if stats.drafted:
+        line += f"; {stats.verified_drafts} drafts verified"
+        if stats.trimmed_rows:
+            line += f", {stats.trimmed_rows} rows saved by trimming"
+    return line
 
 
 def _share(numerator: float, denominator: float, form: str) -> str:

@@ -159,6 +159,8 @@ class Service:
             raise ApiError(503, "the server is shutting down", code="shutdown")
         if job.failed == "cancelled":
             raise ClientDisconnect
+        if job.failed == "no_room":
+            raise ApiError(400, "the engine's cache has no room for this request", code="no_room")
         raise ApiError(500, "the engine failed on this request", code="engine_error")
 
     def _count_failures(self, jobs: list[Job]) -> None:

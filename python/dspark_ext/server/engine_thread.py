@@ -13,6 +13,7 @@ from ..engine import SamplingParams, StepEvent
 logger = logging.getLogger("dspark_ext.server")
 
 IDLE_SECONDS = 0.02  # between two looks while requests wait and nothing can run
+STUCK_LOOKS = 5  # so many in vain, with the engine empty: the first of them never fits
 HOOK_SECONDS = 1.0  # between two calls of `on_pause`
 
 
@@ -24,7 +25,8 @@ class Job:
     """One request on its way: an asynchronous iterator of `StepEvent`.
 
     output  `RequestOutput` once it is finished
-    failed  why it ended early: "error" (its pass failed), "shutdown" or "cancelled"; else None
+    failed  why it ended early: "error" (its pass failed), "no_room" (in the engine's cache, even
+            alone), "shutdown" or "cancelled"; else None
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -125,7 +127,7 @@ class EngineThread:
         await asyncio.to_thread(self._thread.join, timeout)
 
     def _run(self) -> None:
-        last = 0.0
+        last, in_vain = 0.0, 0
         while not self._stopping:
             if not self.engine.has_work:
                 self._on_pause()
@@ -138,10 +140,14 @@ class EngineThread:
                 logger.exception("a pass failed; its requests end")
                 self._tell(self._end_failed)
                 continue
+            in_vain = 0 if events or self.engine.num_running else in_vain + 1
             if events:
                 self._tell(self._deliver, events)
-            else:
-                time.sleep(IDLE_SECONDS if not self.engine.num_running else 0)
+            elif in_vain:
+                time.sleep(IDLE_SECONDS)
+            if in_vain == STUCK_LOOKS:
+                self._tell(self._end_oldest)
+                in_vain = 0
             if time.monotonic() - last > HOOK_SECONDS:
                 last = time.monotonic()
                 self._on_pause()
@@ -159,6 +165,11 @@ class EngineThread:
                 job.deliver(event)
                 if event.finish_reason is not None:
                     del self._jobs[event.request]
+
+    def _end_oldest(self) -> None:
+        """The engine is empty and its cache has no room for the request that is first in line."""
+        if self._jobs and not self.engine.num_running:
+            self.cancel([next(iter(self._jobs.values()))], "no_room")
 
     def _end_failed(self) -> None:
         for number, job in list(self._jobs.items()):

@@ -20,6 +20,11 @@ def parse_body(body: bytes) -> dict[str, Any]:
 
     try:
         values = json.loads(body, parse_constant=refuse)
+        json.dumps(values, ensure_ascii=False).encode()  # what an answer may have to repeat
+    except UnicodeEncodeError:
+        raise ApiError(
+            400, "the body has half a surrogate pair, which is no character", code="invalid_json"
+        ) from None
     except (ValueError, RecursionError) as error:
         text = "nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise ApiError(400, f"the body is not JSON: {text}", code="invalid_json") from None
@@ -86,5 +91,8 @@ def _as_float(name: str, value) -> float:
 
 
 def _shown(value) -> str:
-    text = json.dumps(value, ensure_ascii=False)
+    try:
+        text = json.dumps(value, ensure_ascii=False)
+    except RecursionError:
+        return "something nested deeply"
     return text if len(text) <= 60 else text[:57] + "..."
