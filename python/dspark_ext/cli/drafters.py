@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from .errors import UserError, told_of
-from .models import DEMO
+from .models import DEMO, weight_dtype
 
 COMPACT, HEAD, NGRAM, MODEL, NONE = "compact", "head", "ngram", "model", "none"
 NGRAM_DRAFTS, MODEL_DRAFTS = 5, 4  # drafts per block unless the settings say
@@ -25,7 +25,7 @@ class Opened:
     path: Path | None = None
 
 
-def open_drafter(word: str) -> Opened:
+def open_drafter(word: str, options) -> Opened:
     if word in (NONE, NGRAM):
         return Opened(word, word)
     if word == DEMO:
@@ -39,13 +39,13 @@ def open_drafter(word: str) -> Opened:
         raise UserError(f"--drafter: {word}: expected a safetensors file or a directory")
     if _is_language_model(path):
         return Opened(MODEL, path.resolve().name, path=path)
-    return _open_head(path)
+    return _open_head(path, options)
 
 
 def make_drafter(opened: Opened, target, options, settings, tokenizer):
     """The drafter for `target`; None for `none`. Of the settings it reads those that say how long
     blocks are and what an n-gram is."""
-    with told_of("--drafter"):
+    with told_of("--drafter", OSError, ValueError, ImportError):
         drafter = _MAKERS[opened.kind](opened, target, options, settings, tokenizer)
     if options.calibration is None:
         return drafter
@@ -60,12 +60,9 @@ def make_drafter(opened: Opened, target, options, settings, tokenizer):
 
 
 def _make_compact(opened: Opened, target, options, settings, tokenizer):
-    import torch
-
     from ..engine import DSparkDrafter
 
-    dtype = torch.bfloat16 if options.dtype == "bf16" else torch.float32
-    return DSparkDrafter.for_target(opened.head, target, dtype)
+    return DSparkDrafter.for_target(opened.head, target, weight_dtype(options))
 
 
 def _make_head(opened: Opened, target, options, settings, tokenizer):
@@ -88,8 +85,6 @@ def _make_ngram(opened: Opened, target, options, settings, tokenizer):
 
 
 def _make_model(opened: Opened, target, options, settings, tokenizer):
-    import torch
-
     from ..engine import SmallModelDrafter
     from .language_models import load_language_model
 
@@ -98,7 +93,7 @@ def _make_model(opened: Opened, target, options, settings, tokenizer):
         model.to(options.device),
         target,
         block_size=settings.num_speculative_tokens or MODEL_DRAFTS,
-        weight_dtype=torch.bfloat16 if options.dtype == "bf16" else torch.float32,
+        weight_dtype=weight_dtype(options),
         tokenizers=(tokenizer.transformers, own),
     )
 
@@ -120,13 +115,13 @@ def _open_compact(path: Path) -> Opened:
     return Opened(COMPACT, path.stem, head.config.dspark_target_layer_ids, head)
 
 
-def _open_head(path: Path) -> Opened:
+def _open_head(path: Path, options) -> Opened:
     from ..draft_head import load_draft_head
     from ..draft_head.compact import CompactDraftHead
     from ..engine import output_taps
 
     with told_of("--drafter"):
-        head = load_draft_head(path)
+        head = load_draft_head(path, dtype=weight_dtype(options))
     name = path.resolve().stem if path.is_file() else path.resolve().name
     if isinstance(head, CompactDraftHead):
         return Opened(COMPACT, name, head.config.dspark_target_layer_ids, head)

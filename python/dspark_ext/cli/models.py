@@ -79,6 +79,13 @@ def positive(text: str) -> int:
 positive.__name__ = "whole number >= 1"  # what argparse calls it in its complaint
 
 
+def weight_dtype(options):
+    """The torch dtype of --dtype."""
+    import torch
+
+    return torch.bfloat16 if options.dtype == "bf16" else torch.float32
+
+
 @dataclasses.dataclass
 class Served:
     """An engine and what is around it.
@@ -124,7 +131,7 @@ def load(options, *, config: dict | None = None, progress=None) -> Served:
     from .drafters import make_drafter, open_drafter
 
     settings = read_settings(options, config or {})
-    opened = open_drafter(_drafter_word(options, settings))
+    opened = open_drafter(_drafter_word(options, settings), options)
     name, model, tokenizer = _load_target_model(options)
     target = _make_target(options, model, opened)
     del model
@@ -204,12 +211,9 @@ def _load_target_model(options):
 
 def _make_target(options, model, opened):
     """`HuggingFaceTarget` where it knows the model and computes (a CPU), else `CausalLMTarget`."""
-    import torch
-
     from ..engine import CausalLMTarget, HuggingFaceTarget
     from ..engine.huggingface import SUPPORTED_MODEL_TYPES
 
-    dtype = torch.bfloat16 if options.dtype == "bf16" else torch.float32
     config = model.config.get_text_config(decoder=True)
     most = getattr(config, "max_position_embeddings", None) or MAX_LEN
     max_len = options.max_len or min(most, MAX_LEN)
@@ -220,7 +224,7 @@ def _make_target(options, model, opened):
     taps = opened.taps
     with told_of(f"--target with drafter {opened.name}" if taps else "--target"):
         if lean and not getattr(model, "is_quantized", False):
-            return HuggingFaceTarget(model, taps, **sizes, weight_dtype=dtype)
+            return HuggingFaceTarget(model, taps, **sizes, weight_dtype=weight_dtype(options))
         with told_of("--device", RuntimeError, AssertionError):
             model = model.to(options.device)
         return CausalLMTarget(model, taps, **sizes)
