@@ -1,9 +1,15 @@
 """The examples of the engine's pages run as they are printed."""
 
+import collections
 import pathlib
+import queue
 import re
 
+import torch
 from random_models import served_model
+
+from dspark_ext.demo import tiny
+from dspark_ext.engine import SamplingParams
 
 DOCS = pathlib.Path(__file__).parents[2] / "docs"
 
@@ -22,3 +28,22 @@ def test_targets_and_drafters():
     names = run("targets-and-drafters.md", {"model": served_model("qwen2")})
     assert names["target"].num_features == 0
     assert names["paged"].pool.num_blocks == 8
+
+
+def test_the_engine(tiny_pair, prompts, tmp_path, monkeypatch):
+    """`drafter.safetensors` is the tiny drafter, `model` its target."""
+    fixture = DOCS.parent / "tests/fixtures/tiny_drafter.safetensors"
+    (tmp_path / "drafter.safetensors").write_bytes(fixture.read_bytes())
+    monkeypatch.chdir(tmp_path)
+    names = {
+        "torch": torch,
+        "model": tiny_pair[0],
+        "tokenizer": tiny,
+        "prompts": prompts,
+        "params": SamplingParams(max_new_tokens=8),
+        "queues": collections.defaultdict(queue.SimpleQueue),
+    }
+    run("engine.md", names)
+    assert names["result"].outputs[0].text
+    assert names["handle"].output.finish_reason in ("stop", "length", "cancelled")
+    assert not names["engine"].has_work

@@ -4,7 +4,7 @@ the buffers of its capture and writes into the tensors that the capture returned
 import pytest
 import torch
 
-from dspark_ext.engine import DSparkEngine, SamplingParams, TargetBatch
+from dspark_ext.engine import DSparkEngine, SamplingParams, TargetBatch, profile_step
 from dspark_ext.engine.graphs import GraphRunner, TargetGraphs
 from dspark_ext.verify import cudagraph_sizes
 
@@ -103,6 +103,19 @@ def test_an_engine_on_graphs_emits_the_same(serve, prompts, config, temperature)
         3,
         4,
     }
+
+
+@pytest.mark.filterwarnings("ignore:.*the table is flat")
+def test_a_cost_table_of_graphs_has_their_sizes(serve):
+    engine = serve(max_requests=3)
+    capture = RecordedCapture()
+    engine.use_graphs(capture)
+    graphs = engine.target_graphs, engine.draft_graphs
+    table = profile_step(engine.target, engine.drafter, engine.num_drafts, graphs=graphs)
+    assert table.rows == [1, 2, 4, 8, 16, 18] and table.interpolation == "step"
+    assert table.linear_above == 18
+    replays = 6 * (len(table.rows) + len(table.request_rows))
+    assert (capture.captures, capture.replays) == (6 + 3, replays)
 
 
 def test_graphs_need_a_gpu(serve):

@@ -3,6 +3,8 @@ tokens of its run alone."""
 
 import gc
 import random
+import threading
+import time
 import tracemalloc
 import weakref
 
@@ -176,6 +178,55 @@ def test_memory_does_not_grow():
     finally:
         tracemalloc.stop()
     assert grown < 10_000, f"240 requests left {grown} bytes behind"
+
+
+def test_submitting_and_cancelling_from_many_threads():
+    """One thread steps; four submit, cancel at any time, and compare with runs alone."""
+    engine, per_thread, most = table_engine(3), 60, 30
+    stop = threading.Event()
+    failures = []
+
+    def run_steps():
+        while not stop.is_set() or engine.has_work:
+            engine.step()
+
+    def use(number):
+        rng = random.Random(number)
+        try:
+            for turn in range(per_thread):
+                seed = number * per_thread + turn
+                params = SamplingParams(seed=seed, max_new_tokens=rng.randrange(1, most))
+                handle = engine.submit([1 + seed % 3], params)
+                given_up = rng.random() < 0.4 and handle.cancel()
+                while not handle.finished or handle.output is None:
+                    time.sleep(0)
+                    if not given_up and rng.random() < 0.01:
+                        given_up = handle.cancel()
+                assert (handle.output.finish_reason == "cancelled") == given_up
+                events = list(handle)
+                assert not (given_up and events)
+                found.append((seed, params, given_up, handle.output))
+        except BaseException as error:
+            failures.append(error)
+            raise
+
+    found = []
+    stepper = threading.Thread(target=run_steps)
+    users = [threading.Thread(target=use, args=(number,)) for number in range(4)]
+    for thread in (stepper, *users):
+        thread.start()
+    for thread in users:
+        thread.join(timeout=120)
+    stop.set()
+    stepper.join(timeout=120)
+    assert not failures and not stepper.is_alive() and len(found) == 4 * per_thread
+    assert engine.slots.available == 3 and not engine._handles
+    alone = table_engine(1)
+    for seed, params, given_up, output in found:
+        expected = alone.generate([[1 + seed % 3]], params).outputs[0].token_ids
+        length = len(output.token_ids) if given_up else len(expected)
+        assert output.token_ids == expected[:length]
+    assert 20 < sum(given_up for _, _, given_up, _ in found) < 220
 
 
 class Traffic(RuleBasedStateMachine):

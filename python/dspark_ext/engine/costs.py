@@ -12,6 +12,7 @@ import torch
 
 from .. import verify
 from .drafter import DraftBatch, Drafter
+from .graphs import DraftGraphs, TargetGraphs
 from .target import Target, TargetBatch
 
 # progress(done, total, what): called after each of `total` measurements
@@ -36,42 +37,56 @@ def profile_step(
     max_requests: int | None = None,
     *,
     progress: Progress | None = None,
+    graphs: tuple[TargetGraphs, DraftGraphs | None] | None = None,
 ) -> verify.CostTable:
     """Measure what a step costs: the target pass by its number of rows, up to verified blocks of
     `max_requests` requests (default: all slots), and the drafter by the number of requests.
-    Overwrites their caches."""
+    Overwrites their caches.
+
+    progress  called after each measurement
+    graphs    passes run from these; then the table has their sizes and rounds up to them
+    """
     slots = target.max_requests if max_requests is None else max_requests
     device = device_of(target)
     most = slots * (num_drafts + 1)
     rows = [count for count in (*range(1, 9), 16, 32, 64, 128, 256) if count < most] + [most]
+    rounding = {}
+    run_target, run_drafter = target, drafter
+    if graphs is not None:
+        run_target, run_drafter = graphs[0], graphs[1] or drafter
+        rows = [size for size in run_target.runner.sizes if size <= most]
+        rounding = {"interpolation": "step", "linear_above": rows[-1]}
     requests = [count for count in (1, 2, 4, 8, 16, 32, 64) if count < slots] + [slots]
     calls = len(rows) + (0 if drafter is None else len(requests))
     report = _counter(progress, calls * (_WARMUP + _REPEATS))
 
     _reserve((target, drafter), slots, min(target.max_len, 2 * num_drafts + 3))
 
-    def run_target(count: int) -> None:
+    @torch.inference_mode()
+    def pass_of(count: int) -> None:
         index = torch.arange(count, device=device)
         positions = (index // slots).clamp(max=target.max_len - 1)
-        target.forward(TargetBatch(torch.zeros_like(index), positions, index % slots, index))
+        run_target.forward(TargetBatch(torch.zeros_like(index), positions, index % slots, index))
         report(f"target pass of {count} rows")
 
-    def run_drafter(count: int) -> None:
+    @torch.inference_mode()
+    def drafts_for(count: int) -> None:
         index = torch.arange(count, device=device)
         zeros = torch.zeros_like(index)
         features = torch.zeros(count, drafter.num_features, device=device)
         drafter.append(features, zeros, index, zeros)
         temperature = torch.ones(count, device=device)
         batch = DraftBatch(zeros, zeros + 1, index, temperature, index)
-        drafter.draft(batch, min(num_drafts, drafter.block_size), "probabilistic")
+        run_drafter.draft(batch, min(num_drafts, drafter.block_size), "probabilistic")
         report(f"drafts for {count} requests")
 
     table = verify.profile_cost_table(
-        run_target,
+        pass_of,
         rows,
         warmup=_WARMUP,
         repeats=_REPEATS,
-        request_step_fn=None if drafter is None else run_drafter,
+        **rounding,
+        request_step_fn=None if drafter is None else drafts_for,
         request_counts=None if drafter is None else requests,
         device=device,
     )
@@ -100,6 +115,7 @@ def cached_profile(
     num_drafts: int,
     *,
     progress: Progress | None = None,
+    graphs: tuple[TargetGraphs, DraftGraphs | None] | None = None,
 ) -> verify.CostTable:
     """`profile_step`, or what an earlier call kept in the JSON file `path` for this target, drafter
     and machine. The file is made, or the entry added. ValueError for a file that is something else.
@@ -108,6 +124,7 @@ def cached_profile(
         "target": describe(target),
         "drafter": None if drafter is None else describe(drafter),
         "num_drafts": num_drafts,
+        "graphs": graphs is not None,
         "machine": machine(device_of(target)),
     }
     key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
@@ -115,7 +132,7 @@ def cached_profile(
     entry = content["tables"].get(key)
     if entry is not None:
         return verify.CostTable.from_dict(entry["table"], device=device_of(target))
-    table = profile_step(target, drafter, num_drafts, progress=progress)
+    table = profile_step(target, drafter, num_drafts, progress=progress, graphs=graphs)
     content["tables"][key] = {"about": about, "table": table.to_dict()}
     _write(Path(path), content)
     return table

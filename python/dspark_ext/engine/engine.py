@@ -70,6 +70,9 @@ class DSparkEngine:
         self.num_drafts = 0 if drafter is None else num_drafts(config, drafter)
         if drafter is not None:
             check_pair(target, drafter, config)
+        self.target_graphs = self.draft_graphs = None
+        if self._captures(graphs):
+            self.use_graphs(CudaCapture())
         self.cost_table = self._make_cost_table(progress)
         self.switch = make_switch(config, None if drafter is None else self.cost_table)
         threshold = config.continue_threshold
@@ -80,9 +83,6 @@ class DSparkEngine:
         self._rates = None
         if config.lossy and drafter is not None:
             self._rates = config.conditional_acceptance_rates(self.most_drafts).to(self.device)
-        self.target_graphs = self.draft_graphs = None
-        if self._captures(graphs):
-            self.use_graphs(CudaCapture())
         self._session = Session(self, self._take)
         self._handles: dict[int, RequestHandle] = {}
         self._subscribers: list[collections.deque] = []
@@ -307,9 +307,12 @@ class DSparkEngine:
         if config.cost_table is not None or not config.needs_cost_table or self.drafter is None:
             return config.cost_table
         arguments = self.target, self.drafter, self.most_drafts
+        options = {"progress": progress, "graphs": None}
+        if self.target_graphs is not None:
+            options["graphs"] = self.target_graphs, self.draft_graphs
         if config.cost_table_cache is None:
-            return profile_step(*arguments, progress=progress)
-        return cached_profile(config.cost_table_cache, *arguments, progress=progress)
+            return profile_step(*arguments, **options)
+        return cached_profile(config.cost_table_cache, *arguments, **options)
 
     def _check_speculative(self, speculative: bool) -> None:
         if speculative and self.drafter is None:

@@ -123,15 +123,14 @@ class Session:
         stats.draft_seconds += result.draft_seconds
         stats.target_seconds += result.target_seconds
         stats.sample_seconds += result.sample_seconds
-        events = [
-            self._event(result, place)
-            for place, request in enumerate(result.ready)
-            if request not in self._cancelled
-        ]
+        with self._queue_lock:  # whoever cancels from here on finds what has finished
+            events = [
+                self._event(result, place)
+                for place, request in enumerate(result.ready)
+                if request not in self._cancelled
+            ]
         stats.seconds += time.perf_counter() - start
-        for request, event in events:
-            self._record(request, event)
-        return [event for _, event in events]
+        return [event for request, event in events if self._record(request, event)]
 
     def _event(self, result: StepResult, place: int) -> tuple[Request, StepEvent]:
         request, stats = result.ready[place], self.stats
@@ -159,8 +158,11 @@ class Session:
             self.engine.config.lossy and request.speculative,
         )
 
-    def _record(self, request: Request, event: StepEvent) -> None:
+    def _record(self, request: Request, event: StepEvent) -> bool:
+        """Pass an event on, unless its request was cancelled meanwhile."""
         stats = self.stats
+        if request in self._cancelled:
+            return False
         request.passes.append((stats.seconds, len(event.token_ids)))
         if len(request.passes) == 1:
             stats.first_token_seconds.append(stats.seconds - request.submitted)
@@ -171,6 +173,7 @@ class Session:
             stats.token_seconds.extend(token_latencies(request))
             output = self._output(request, event.finish_reason)
         self._listener(request, event, output)
+        return True
 
     def _reap(self) -> None:
         """Let go of what was cancelled."""
