@@ -42,7 +42,13 @@ def plain(serve, prompts):
         {"draft_sample_method": "greedy"},
         {"num_speculative_tokens": 2},
         {"schedule": "threshold", "confidence_threshold": 0.6},
+        {"schedule": "threshold", "confidence_threshold": (0.2, 0.4, 0.6, 0.7, 0.8)},
         {"schedule": "early_stop", "cost_table": CostTable([1, 24], [1.0, 4.0])},
+        {"schedule": "lagged", "cost_table": CostTable([1, 24], [1.0, 4.0])},
+        {"schedule": "uniform", "cost_table": CostTable([1, 24], [1.0, 4.0])},
+        {"schedule": "budget", "verify_budget": 9},
+        {"num_speculative_tokens": 2, "blocks_per_step": 3, "continue_threshold": 0.3},
+        {"min_acceptance": 0.3, "acceptance_window": 8, "probe_interval": 3},
     ],
     ids=lambda config: (
         ",".join(f"{k}={v}" for k, v in config.items() if k != "cost_table") or "default"

@@ -113,7 +113,7 @@ def check_against_runs_alone(serve, count, seed, **config):
     assert stats.finished == len(handles) - cancelled and stats.cancelled == cancelled > 0
     assert stats.emitted == sum(len(handle.token_ids) for handle in handles)
     alive = [weakref.ref(handle) for handle in handles]
-    alive += [weakref.ref(handle._request) for handle in handles]
+    alive += [weakref.ref(handle.request) for handle in handles]
     del handles, handle
     gc.collect()
     assert not any(each() for each in alive)

@@ -169,6 +169,33 @@ def test_a_failing_pass_ends_its_requests(serve, prompts, greedy, monkeypatch):
     assert handles[2].result().token_ids == greedy[2].token_ids
 
 
+def test_a_request_that_would_never_fit_does_not_block_the_others(
+    serve, prompts, greedy, monkeypatch
+):
+    engine = serve(max_requests=2)
+    take = engine.slots.take
+
+    def refuse(length):
+        if length == len(prompts[1]) + 41:
+            raise RuntimeError("more blocks than there are")
+        return take(length)
+
+    monkeypatch.setattr(engine.slots, "take", refuse)
+    longer = dataclasses.replace(GREEDY, max_new_tokens=41)
+    handles = [
+        engine.submit(prompt, params)
+        for prompt, params in zip(prompts[:3], (GREEDY, longer, GREEDY))
+    ]
+    with pytest.raises(RuntimeError, match="more blocks than there are"):
+        handles[1].result()
+    assert handles[1].output.finish_reason == "error"
+    for index in (0, 2):
+        assert handles[index].result().token_ids == greedy[index].token_ids
+    with pytest.raises(RuntimeError, match="more blocks than there are"):
+        engine.generate(prompts[:3], [GREEDY, longer, GREEDY])
+    assert engine.slots.available == 2 and not engine.has_work
+
+
 def test_handles_wait_for_streams(serve, prompts):
     engine = serve(max_requests=1)
     stream = engine.stream(prompts[:1], GREEDY)

@@ -98,6 +98,7 @@ class DSparkDrafter:
     Source: the DSpark paper, section 3; the names are those of `CompactDraftHead`.
     """
 
+    method = "dspark"
     chains_blocks = True  # a block may start behind one that is not verified yet
 
     def __init__(

@@ -163,7 +163,7 @@ class DSparkEngine:
         """Give a submitted request up, by its handle or id: no event follows, its slot is freed at
         once or, if another thread is in a step, after it. False if it is finished or unknown."""
         handle = self._handles.get(request) if isinstance(request, int) else request
-        return handle is not None and self._session.cancel(handle._request)
+        return handle is not None and self._session.cancel(handle.request)
 
     def step(self) -> list[StepEvent]:
         """One target pass for the submitted requests. Returns its events: none if there is nothing

@@ -110,27 +110,28 @@ class RequestHandle:
     def __init__(self, engine: DSparkEngine, request: Request) -> None:
         self.id = request.index
         self.output: RequestOutput | None = None
-        self._engine, self._request = engine, request
+        self.request = request
+        self._engine = engine
         self._pending: collections.deque[StepEvent] = collections.deque()
 
     @property
     def finished(self) -> bool:
         """True from its last event, or from its cancellation, on."""
-        return self.output is not None or self._request.finish_reason == "cancelled"
+        return self.output is not None or self.request.finish_reason == "cancelled"
 
     @property
     def prompt_token_ids(self) -> list[int]:
-        return self._request.token_ids[: self._request.prompt_length]
+        return self.request.token_ids[: self.request.prompt_length]
 
     @property
     def token_ids(self) -> list[int]:
         """Emitted so far."""
-        return self._request.token_ids[self._request.prompt_length :]
+        return self.request.token_ids[self.request.prompt_length :]
 
     @property
     def text(self) -> str | None:
         """Decided so far."""
-        return None if self._request.text is None else self._request.text.text
+        return None if self.request.text is None else self.request.text.text
 
     def cancel(self) -> bool:
         """No event follows; the slot is free for others. False if it is finished."""
@@ -144,7 +145,7 @@ class RequestHandle:
             if self.finished:
                 raise StopIteration
             self._engine.advance()
-        if self._request.finish_reason == "cancelled":
+        if self.request.finish_reason == "cancelled":
             self._pending.clear()
             raise StopIteration
         return self._pending.popleft()

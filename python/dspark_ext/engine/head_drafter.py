@@ -19,6 +19,8 @@ class HeadDrafter:
     a seed, and with them its tokens, may depend on the batch; their law does not.
     """
 
+    method = "dspark"
+
     def __init__(
         self,
         head: DSparkDraftHead,

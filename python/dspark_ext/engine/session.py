@@ -107,7 +107,13 @@ class Session:
                 if request in self._cancelled:
                     del self._waiting[0]
                     continue
-                slot = slots.take(request.prompt_length + request.limit)
+                try:
+                    slot = slots.take(request.prompt_length + request.limit)
+                except Exception:  # it would never fit; the others shall not wait behind it
+                    del self._waiting[0]
+                    request.finish_reason = "error"
+                    self._listener(request, None, self._output(request, "error"))
+                    raise
                 if slot is None:
                     return
                 del self._waiting[0]
