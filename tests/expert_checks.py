@@ -343,6 +343,26 @@ def check_invariance(way: Way, kind: str, width: int = 130) -> None:
             assert bits_equal(part, whole[begin:end]), (kind, begin, end)
 
 
+def check_layout(way: Way, kind: str) -> None:
+    """The bits of weights in rows; where prepared weights take the same unit."""
+    assert way.layout != "rows"
+    rows = Way(way.exact, "rows")
+    for n, k in ((66, 130), (33, 64), (130, 290)):
+        weights = sweep.make_weights(kind, (3, n, whole(k)), n)
+        plan = sweep.make_plan(9, 2, 3, n)
+        x = sweep.make_rows(9, whole(k), halves(kind, torch.bfloat16), k)
+        want = rows(x, weights, plan, dtype=torch.float32)
+        assert bits_equal(way(x, weights, plan, dtype=torch.float32), want), (kind, n, k)
+        if n % 2 == 0:
+            how = {"activation": "swiglu", "limit": 1.0}
+            assert bits_equal(way(x, weights, plan, **how), rows(x, weights, plan, **how)), kind
+
+
+def whole(size: int) -> int:
+    """K of which rows are read 16 bytes at a time, which is what a device takes its unit for."""
+    return -(-size // 32) * 32
+
+
 CHECKS = {
     function.__name__.removeprefix("check_"): function
     for function in (

@@ -22,6 +22,14 @@ def test_products(device, way, check, kind):
 
 
 @pytest.mark.parametrize("kind", oracles.MATRIX_KINDS)
+def test_the_layout_does_not_matter(kind):
+    """On a CPU (docs/numerics.md, section 13)."""
+    if reason := checks.missing(checks.WAYS["pairs"]):
+        pytest.skip(reason)
+    checks.check_layout(checks.WAYS["pairs"], kind)
+
+
+@pytest.mark.parametrize("kind", oracles.MATRIX_KINDS)
 @pytest.mark.parametrize("check", layers.CHECKS)
 @pytest.mark.parametrize(("device", "way"), WAYS)
 def test_layers(device, way, check, kind):

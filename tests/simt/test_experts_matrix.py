@@ -36,6 +36,12 @@ def test_products(way, check, kind, warp_size):
     run(checks.CHECKS[check], way, checks.WAYS, kind, warp_size)
 
 
+@pytest.mark.parametrize("kind", oracles.MATRIX_KINDS)
+def test_the_layout_does_not_matter(kind):
+    """In warps of 64, where one unit takes both."""
+    run(checks.check_layout, "panels", checks.WAYS, kind, 64)
+
+
 LAYERS = [(check, kind) for check in layers.CHECKS for kind in oracles.MATRIX_KINDS]
 
 
