@@ -51,6 +51,13 @@ def even(kind: str, size: int) -> int:
     return size + size % 2 if kind == "mxfp4" else size
 
 
+def aligned(kind: str, size: int) -> int:
+    """The next K of which rows of weights are read 16 bytes at a time: what a device wants before
+    it takes its matrix unit for weights in rows."""
+    step = 32 if kind == "mxfp4" else 16 if kind in CODED else 8
+    return -(-size // step) * step
+
+
 def from_numbers(kind: str, numbers: torch.Tensor, exponents: torch.Tensor | None) -> Oracle:
     """Weights `numbers` times, for codes, 2 to the exponent of their block."""
     format, block, scale_dtype = KINDS[kind]
