@@ -9,7 +9,7 @@ import torch
 from random_models import served_model
 
 from dspark_ext.demo import tiny
-from dspark_ext.engine import SamplingParams
+from dspark_ext.engine import CausalLMTarget, DSparkEngine, NGramDrafter, SamplingParams
 
 DOCS = pathlib.Path(__file__).parents[2] / "docs"
 
@@ -25,8 +25,9 @@ def run(page: str, names: dict) -> dict:
 
 
 def test_targets_and_drafters():
-    names = run("targets-and-drafters.md", {"model": served_model("qwen2")})
-    assert names["target"].num_features == 0
+    models = {"model": served_model("qwen2"), "small_model": served_model("gpt2")}
+    names = run("targets-and-drafters.md", models)
+    assert names["target"].num_features == 0 and len(names["run"].outputs) == 2
     assert names["paged"].pool.num_blocks == 8
 
 
@@ -47,3 +48,15 @@ def test_the_engine(tiny_pair, prompts, tmp_path, monkeypatch):
     assert names["result"].outputs[0].text
     assert names["handle"].output.finish_reason in ("stop", "length", "cancelled")
     assert not names["engine"].has_work
+
+
+def test_handover(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    engines = []
+    for _ in range(2):
+        target = CausalLMTarget(served_model("qwen2"), max_requests=2, max_len=64)
+        engines.append(DSparkEngine(target, NGramDrafter.for_target(target)))
+    given = {"engine": engines[0], "other_engine": engines[1], "prompt": [4, 5, 6, 4, 5]}
+    names = run("handover.md", given)
+    assert names["output"].token_ids[:5] == names["handle"].token_ids[:5]
+    assert len(names["output"].token_ids) == 12

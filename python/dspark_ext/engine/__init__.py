@@ -7,11 +7,15 @@ from .costs import cached_profile, profile_step
 from .drafter import Draft, DraftBatch, Drafter, DSparkDrafter
 from .engine import DSparkEngine
 from .generation import Generation, RequestHandle
+from .handover import export_request, import_request, prefill_request
 from .head_drafter import HeadDrafter, output_taps
 from .huggingface import HuggingFaceTarget
+from .ngram import NGramDrafter
 from .paging import BlockPool, CacheFullError
 from .request import TokenLogprobs
+from .request_state import HandoverError, RequestState
 from .sampling_params import SamplingParams
+from .small_model import SmallModelDrafter, VocabularyMismatchError, check_tokenizers
 from .speedup import SpeedupReport, measure_speedup
 from .stats import GenerationStats, RequestOutput, RequestStats, StepEvent
 from .target import Target, TargetBatch, TargetOutput, UnsupportedModelError
@@ -28,12 +32,16 @@ __all__ = [
     "Drafter",
     "Generation",
     "GenerationStats",
+    "HandoverError",
     "HeadDrafter",
     "HuggingFaceTarget",
+    "NGramDrafter",
     "RequestHandle",
     "RequestOutput",
+    "RequestState",
     "RequestStats",
     "SamplingParams",
+    "SmallModelDrafter",
     "SpeculativeConfig",
     "SpeedupReport",
     "StepEvent",
@@ -42,8 +50,13 @@ __all__ = [
     "TargetOutput",
     "TokenLogprobs",
     "UnsupportedModelError",
+    "VocabularyMismatchError",
     "cached_profile",
+    "check_tokenizers",
+    "export_request",
+    "import_request",
     "measure_speedup",
     "output_taps",
+    "prefill_request",
     "profile_step",
 ]

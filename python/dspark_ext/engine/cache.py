@@ -68,6 +68,10 @@ class KVCache:
         """Keys and values to attend to, by `rows.read_slots` and position."""
         return self.keys[layer], self.values[layer]
 
+    def cells(self, slot: int, first: int, stop: int) -> torch.Tensor:
+        """Positions first .. stop-1 of a slot as rows of the stores, slots and positions in one."""
+        return slot * self.length + torch.arange(first, stop)
+
 
 class PagedKVCache:
     """As `KVCache`, in blocks that `pool` hands out: fp32 [blocks, block_size, kv_heads, head_dim].
@@ -104,6 +108,11 @@ class PagedKVCache:
         return tuple(
             store[rows.blocks].flatten(1, 2) for store in (self.keys[layer], self.values[layer])
         )
+
+    def cells(self, slot: int, first: int, stop: int) -> torch.Tensor:
+        """See `KVCache.cells`. The slot has blocks for them."""
+        positions = torch.arange(first, stop)
+        return self.pool.rows(torch.full_like(positions, slot), positions)
 
 
 class SlotAllocator:

@@ -5,7 +5,9 @@ from collections.abc import Sequence
 
 import torch
 
+from . import slot_state
 from .adapted_pass import ComputedKeysError, LayerStore, Pass
+from .identity import fingerprint
 from .paging import make_pool
 from .target import TargetBatch, TargetOutput, UnsupportedModelError
 
@@ -66,6 +68,11 @@ class CausalLMTarget:
         self.device = next(model.parameters()).device
         self.pool = make_pool(max_requests, max_len, block_size, num_blocks)
         self.store = LayerStore(self.pool)
+        self.identity = {
+            "model_type": config.model_type,
+            "weights": fingerprint(model),
+            "dtype": str(model.dtype),
+        }
         self._taps = _tapped_layers(model, config, taps)
         self._cache_name = "cache" if "cache" in self._arguments else "past_key_values"
         expected = None
@@ -98,6 +105,34 @@ class CausalLMTarget:
     def release(self, slot: int) -> None:
         """The request of a slot has ended."""
         self.pool.release(slot)
+
+    def export_slot(self, slot: int, length: int) -> dict[str, torch.Tensor]:
+        """Keys and values of positions 0 .. length-1, see `handover`."""
+        return slot_state.copy_out(self._stores(), self._cells(slot, length))
+
+    def check_slot(self, tensors: dict[str, torch.Tensor], token_ids: Sequence[int]) -> None:
+        """HandoverError unless `import_slot` can take them."""
+        slot_state.check_rows(self._stores(), tensors, len(token_ids), "target")
+
+    @torch.inference_mode()
+    def import_slot(
+        self, slot: int, tensors: dict[str, torch.Tensor], token_ids: Sequence[int]
+    ) -> None:
+        """Make what `export_slot` gave the slot's; token_ids of its positions."""
+        self.check_slot(tensors, token_ids)
+        slot_state.copy_in(self._stores(), self._cells(slot, len(token_ids)), tensors)
+
+    def _stores(self) -> dict[str, torch.Tensor]:
+        if not self.store.keys:  # made when layers first write; let them write a padding row
+            row = torch.tensor([-1])
+            self.forward(TargetBatch(row + 1, row + 1, row, torch.tensor([0])))
+        return slot_state.flat_stores(self.store.keys, self.store.values)
+
+    def _cells(self, slot: int, length: int) -> torch.Tensor:
+        positions = torch.arange(length)
+        slots = torch.full_like(positions, slot)
+        self.pool.grow(slots, positions)
+        return self.pool.rows(slots, positions)
 
     @torch.inference_mode()
     def forward(self, batch: TargetBatch) -> TargetOutput:

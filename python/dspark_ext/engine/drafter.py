@@ -9,7 +9,9 @@ from .. import decoder
 from ..attention import attention
 from ..draft import RowStatistics, confidence, markov_sample
 from ..draft_head.compact import CompactDraftHead, DraftStage
+from . import slot_state
 from .cache import KVCache
+from .identity import fingerprint
 from .packing import pack
 
 
@@ -141,6 +143,11 @@ class DSparkDrafter:
         self.cache = KVCache(
             len(self._stages), max_requests, length, config.num_key_value_heads, config.head_dim
         )
+        self.identity = {
+            "class": type(self).__name__,
+            "weights": fingerprint(head),
+            "weight_dtype": str(weight_dtype),
+        }
 
     @classmethod
     def for_target(
@@ -198,6 +205,27 @@ class DSparkDrafter:
         if method == "greedy":
             return Draft(drawn.token_ids, None, conditional)
         return Draft(drawn.token_ids, drawn.logits, conditional, drawn.statistics)
+
+    def export_slot(self, slot: int, length: int) -> dict[str, torch.Tensor]:
+        """What a block at position `length` sees of its context, see `handover`."""
+        stores = slot_state.flat_stores(self.cache.keys, self.cache.values)
+        return slot_state.copy_out(stores, self._visible_cells(slot, length))
+
+    def check_slot(self, tensors: dict[str, torch.Tensor], token_ids) -> None:
+        """HandoverError unless `import_slot` can take them."""
+        stores = slot_state.flat_stores(self.cache.keys, self.cache.values)
+        count = min(len(token_ids), self.config.sliding_window)
+        slot_state.check_rows(stores, tensors, count, "drafter")
+
+    @torch.inference_mode()
+    def import_slot(self, slot: int, tensors: dict[str, torch.Tensor], token_ids) -> None:
+        """Make what `export_slot` gave the slot's; token_ids of its positions."""
+        self.check_slot(tensors, token_ids)
+        stores = slot_state.flat_stores(self.cache.keys, self.cache.values)
+        slot_state.copy_in(stores, self._visible_cells(slot, len(token_ids)), tensors)
+
+    def _visible_cells(self, slot: int, length: int) -> torch.Tensor:
+        return self.cache.cells(slot, max(0, length - self.config.sliding_window), length)
 
     def _backbone(self, batch: DraftBatch) -> torch.Tensor:
         """Normed hidden rows [B * K, d] of the block."""

@@ -154,7 +154,15 @@ class DSparkEngine:
         """
         if speculative is None:
             speculative = self.drafter is not None
-        request = self.make_request(next(self._ids), prompt, params, speculative, priority)
+        request = self.make_request(self.next_id(), prompt, params, speculative, priority)
+        return self.enqueue(request)
+
+    def next_id(self) -> int:
+        """Of the next submitted request."""
+        return next(self._ids)
+
+    def enqueue(self, request: Request) -> RequestHandle:
+        """As `submit`, of a request that is made already."""
         handle = self._handles[request.index] = RequestHandle(self, request)
         self._session.submit(request)
         return handle

@@ -2,8 +2,10 @@
 
 import torch
 
-from ..draft_head import DraftHeadConfig, DSparkDraftHead
+from ..draft_head import ContextState, DraftHeadConfig, DSparkDraftHead
 from .drafter import Draft, DraftBatch
+from .identity import fingerprint
+from .request_state import HandoverError
 
 
 class HeadDrafter:
@@ -35,6 +37,12 @@ class HeadDrafter:
         self.max_requests = max_requests
         self.max_len = max_len
         head.allocate_context(max_requests, max_len)
+        self._empty = head.export_state(0)
+        self.identity = {
+            "class": type(self).__name__,
+            "weights": fingerprint(head),
+            **self._empty.header,
+        }
 
     @classmethod
     def for_target(
@@ -76,6 +84,36 @@ class HeadDrafter:
         if method == "greedy":
             return Draft(drawn.token_ids, None, confidence)
         return Draft(drawn.token_ids, drawn.logits, confidence, drawn.statistics)
+
+    def export_slot(self, slot: int, length: int) -> dict[str, torch.Tensor]:
+        """What a block at position `length` sees of its context, see `handover`."""
+        state = self.head.export_state(slot)
+        return {"positions": state.positions, **state.tensors}
+
+    def check_slot(self, tensors: dict[str, torch.Tensor], token_ids) -> None:
+        """HandoverError unless `import_slot` can take them."""
+        state, like = self._state(tensors), self._empty.tensors
+        layers = {name: tensor.shape[0] for name, tensor in like.items()}
+        entries = {name: tuple(tensor.shape[2:]) for name, tensor in like.items()}
+        try:
+            state.check(self._empty.header, layers, entries)
+        except ValueError as error:
+            raise HandoverError(str(error)) from None
+        if state.length != len(token_ids):
+            raise HandoverError(
+                f"dspark_ext.engine.handover: drafter: positions: expected {len(token_ids)} of the "
+                f"request, got {state.length}"
+            )
+
+    def import_slot(self, slot: int, tensors: dict[str, torch.Tensor], token_ids) -> None:
+        """Make what `export_slot` gave the slot's; token_ids of its positions."""
+        self.check_slot(tensors, token_ids)
+        self.head.import_state(slot, self._state(tensors))
+
+    def _state(self, tensors: dict[str, torch.Tensor]) -> ContextState:
+        named = dict(tensors)
+        positions = named.pop("positions", torch.empty(0))
+        return ContextState(self._empty.header, positions, named)
 
 
 def output_taps(config: DraftHeadConfig) -> list[int]:

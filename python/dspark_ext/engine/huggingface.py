@@ -15,7 +15,9 @@ import torch
 
 from .. import decoder
 from ..attention import attention
+from . import slot_state
 from .cache import CacheRows, KVCache, PagedKVCache
+from .identity import fingerprint
 from .packing import PackedMatrix, pack
 from .paging import make_pool
 from .target import TargetBatch, TargetOutput
@@ -82,6 +84,11 @@ class HuggingFaceTarget:
             self.cache = KVCache(len(self._layers), max_requests, max_len, *sizes)
         else:
             self.cache = PagedKVCache(len(self._layers), self.pool, *sizes)
+        self.identity = {
+            "model_type": config.model_type,
+            "weights": fingerprint(model),
+            "weight_dtype": str(weight_dtype),
+        }
 
     def reserve(self, slot: int, length: int) -> bool:
         """Room for `length` positions of a slot; False while there is none."""
@@ -90,6 +97,27 @@ class HuggingFaceTarget:
     def release(self, slot: int) -> None:
         """The request of a slot has ended."""
         self.pool.release(slot)
+
+    def export_slot(self, slot: int, length: int) -> dict[str, torch.Tensor]:
+        """Keys and values of positions 0 .. length-1, see `handover`."""
+        stores = slot_state.flat_stores(self.cache.keys, self.cache.values)
+        return slot_state.copy_out(stores, self.cache.cells(slot, 0, length))
+
+    def check_slot(self, tensors: dict[str, torch.Tensor], token_ids: Sequence[int]) -> None:
+        """HandoverError unless `import_slot` can take them."""
+        stores = slot_state.flat_stores(self.cache.keys, self.cache.values)
+        slot_state.check_rows(stores, tensors, len(token_ids), "target")
+
+    @torch.inference_mode()
+    def import_slot(
+        self, slot: int, tensors: dict[str, torch.Tensor], token_ids: Sequence[int]
+    ) -> None:
+        """Make what `export_slot` gave the slot's; token_ids of its positions."""
+        self.check_slot(tensors, token_ids)
+        count = len(token_ids)
+        self.pool.grow(torch.full((count,), slot), torch.arange(count))
+        stores = slot_state.flat_stores(self.cache.keys, self.cache.values)
+        slot_state.copy_in(stores, self.cache.cells(slot, 0, count), tensors)
 
     @torch.inference_mode()
     def forward(self, batch: TargetBatch) -> TargetOutput:

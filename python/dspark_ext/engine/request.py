@@ -1,7 +1,7 @@
 """One request on its way through the engine."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -28,6 +28,8 @@ class Request:
                 steps by position in which x_{k+1} was verified, in which all before it were
                 accepted as well, and by number of accepted drafts
     passes      (seconds of the engine, tokens emitted) of each pass that verified for it
+    restore     called with the slot that it gets: fills the caches of a request that another engine
+                began
     """
 
     index: int
@@ -50,6 +52,7 @@ class Request:
     reached: list[int] = dataclasses.field(default_factory=list)
     histogram: list[int] = dataclasses.field(default_factory=list)
     passes: list[tuple[float, int]] = dataclasses.field(default_factory=list)
+    restore: Callable[[int], None] | None = None
 
     @property
     def num_emitted(self) -> int:

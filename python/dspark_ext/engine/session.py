@@ -120,6 +120,8 @@ class Session:
                 request.slot = slot
                 self._running.append(request)
             self.engine.admitted(slot)
+            if request.restore is not None:
+                request.restore(slot)
 
     def _emit(self, result: StepResult, start: float) -> list[StepEvent]:
         stats = self.stats
