@@ -76,6 +76,9 @@ PYBIND11_MODULE(_C, m) {
     m.def(
         "cpu_isa", [] { return dspark::cpu::isa_name(dspark::cpu::active_isa()); },
         "Instruction set the CPU backend runs on: 'avx512', 'avx2' or 'baseline'.");
+    m.def(
+        "cpu_pair_unit", [] { return dspark::cpu::pair_unit_name(dspark::cpu::pair_unit()); },
+        "What multiplies pairs of bf16 numbers: 'amx', 'avx512_bf16', 'fma' or 'amx_emulated'.");
     m.def("use_hip", &dspark::gpu::use_hip, py::arg("path"),
           "Serve GPU tensors by the HIP library at `path`; once, where torch is a ROCm build.");
     m.def(

@@ -34,8 +34,10 @@ def build_info() -> dict:
         version: of dspark_ext.
         torch: `built_for` (the stable ABI's first release) and `found` (the one in this process).
         compiler, numerics_flags: of the C++ part.
-        cpu: `architectures`, the instruction sets compiled in, lowest first, and `active`, the one
-            in use (environment variable DSPARK_CPU_ISA forces a lower one; all give the same bits).
+        cpu: `architectures`, the instruction sets compiled in, lowest first; `active`, the one in
+            use (environment variable DSPARK_CPU_ISA forces a lower one; all give the same bits);
+            `pair_unit`, what multiplies 16-bit numbers where sums need not be exact:
+            "avx512_bf16", "amx" (with bits of its own) or "fma".
         cuda, hip: `built`; `architectures`, "sm_80" and "gfx942" for machine code, "compute_80" for
             PTX; `compiler`; `numerics_flags`; `reason`, why it is not built, or None.
         gpu: which of the two serves GPU tensors in this process, "cuda", "hip" or None.
@@ -46,7 +48,11 @@ def build_info() -> dict:
         "torch": {"built_for": "2.10", "found": str(torch.__version__)},
         "compiler": facts["compiler"],
         "numerics_flags": facts["numerics_flags"].split(),
-        "cpu": {"architectures": facts["cpu_isas"].split(), "active": _C.cpu_isa()},
+        "cpu": {
+            "architectures": facts["cpu_isas"].split(),
+            "active": _C.cpu_isa(),
+            "pair_unit": _C.cpu_pair_unit(),
+        },
         "cuda": _gpu_facts(facts["cuda"]),
         "hip": _gpu_facts(facts["hip"]),
         "gpu": _C.gpu_backend(),

@@ -332,7 +332,7 @@ MX_PANELS = {
         ({**PAIRS, "weight": torch.zeros(6, 4, 8)}, "layout: expected rows for .*float32"),
         ({**PAIRS, "exact": True}, "layout: expected rows"),
         ({**PANELS, "size": (4, 65)}, r"weight: expected shape \[E, panels=1, steps=2, .*\], got"),
-        (PANELS, "layout: expected rows on a CPU; panels are for GPUs"),
+        (PANELS, "layout: expected rows or pairs on a CPU; panels are for GPUs"),
         ({**MX_PANELS, "scales": SCALES.byte()}, r"scales: .* shape \[E=6, panels=1, steps=1"),
         ({**MX_PANELS, "block": (2, 32)}, r"block: expected \(1, 32\) for mxfp4 in panels"),
         ({**MX_PANELS, "size": (4, 7)}, "size: expected an even K"),

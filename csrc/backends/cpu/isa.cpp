@@ -5,45 +5,92 @@
 #include <stdexcept>
 #include <string>
 
+#if defined(__x86_64__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 namespace dspark::cpu {
 namespace {
 
-Isa best_isa() {
+// What DSPARK_CPU_ISA names.
+struct Level {
+    const char* name;
+    Isa isa;
+    PairUnit unit;
+};
+constexpr Level kLevels[] = {
+    {"baseline", Isa::kBaseline, PairUnit::kFma}, {"avx2", Isa::kAvx2, PairUnit::kFma},
+    {"avx512", Isa::kAvx512, PairUnit::kFma},     {"avx512_bf16", Isa::kAvx512, PairUnit::kDots},
+    {"amx", Isa::kAvx512, PairUnit::kTiles},
+};
+constexpr const char* kEmulated = "amx_emulated";
+
 #if defined(__x86_64__)
-    if (__builtin_cpu_supports("x86-64-v4")) return Isa::kAvx512;
-    if (__builtin_cpu_supports("x86-64-v3")) return Isa::kAvx2;
+// Linux hands out the tile registers on request only (ARCH_REQ_XCOMP_PERM for XTILEDATA).
+bool may_use_tiles() {
+    constexpr long kRequestPermission = 0x1023, kTileData = 18;
+    return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
 #endif
-    return Isa::kBaseline;
+
+const Level& best_level() {
+#if defined(__x86_64__)
+    if (__builtin_cpu_supports("x86-64-v4")) {
+        if (!__builtin_cpu_supports("avx512bf16")) return kLevels[2];
+        const bool has_tiles =
+            __builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-bf16");
+        return has_tiles && may_use_tiles() ? kLevels[4] : kLevels[3];
+    }
+    if (__builtin_cpu_supports("x86-64-v3")) return kLevels[1];
+#endif
+    return kLevels[0];
 }
 
-Isa choose_isa() {
-    const Isa best = best_isa();
+Level choose_level() {
+    const Level& best = best_level();
     const char* wanted = std::getenv("DSPARK_CPU_ISA");
     if (wanted == nullptr) return best;
-    const Isa all[] = {Isa::kBaseline, Isa::kAvx2, Isa::kAvx512};
-    for (Isa isa : all) {
-        if (std::strcmp(wanted, isa_name(isa)) != 0) continue;
-        if (isa > best) {
+    if (std::strcmp(wanted, kEmulated) == 0) {
+        return {kEmulated, best.isa, PairUnit::kEmulatedTiles};
+    }
+    for (const Level& level : kLevels) {
+        if (std::strcmp(wanted, level.name) != 0) continue;
+        if (&level > &best) {
             throw std::runtime_error(std::string("DSPARK_CPU_ISA=") + wanted +
-                                     ": this machine supports at most " + isa_name(best));
+                                     ": this machine supports at most " + best.name);
         }
-        return isa;
+        return level;
     }
     throw std::runtime_error(
-        std::string("DSPARK_CPU_ISA: expected baseline, avx2 or avx512, got ") + wanted);
+        std::string("DSPARK_CPU_ISA: expected baseline, avx2, avx512, avx512_bf16, amx or "
+                    "amx_emulated, got ") +
+        wanted);
+}
+
+const Level& active_level() {
+    static const Level level = choose_level();
+    return level;
 }
 
 }  // namespace
 
 Isa active_isa() {
-    static const Isa isa = choose_isa();
-    return isa;
+    return active_level().isa;
+}
+
+PairUnit pair_unit() {
+    return active_level().unit;
 }
 
 bool has_bf16_dots() {
+    return pair_unit() == PairUnit::kDots || pair_unit() == PairUnit::kTiles;
+}
+
+bool has_byte_lookups() {
 #if defined(__x86_64__)
     static const bool has =
-        active_isa() == Isa::kAvx512 && __builtin_cpu_supports("avx512bf16") != 0;
+        active_isa() == Isa::kAvx512 && __builtin_cpu_supports("avx512vbmi") != 0;
     return has;
 #else
     return false;
@@ -60,6 +107,20 @@ const char* isa_name(Isa isa) {
             return "baseline";
     }
     return "baseline";
+}
+
+const char* pair_unit_name(PairUnit unit) {
+    switch (unit) {
+        case PairUnit::kTiles:
+            return "amx";
+        case PairUnit::kEmulatedTiles:
+            return kEmulated;
+        case PairUnit::kDots:
+            return "avx512_bf16";
+        case PairUnit::kFma:
+            return "fma";
+    }
+    return "fma";
 }
 
 }  // namespace dspark::cpu

@@ -2,7 +2,11 @@
 //
 // Every csrc/ops/*/cpu.cpp is compiled once per instruction set, each time inside its own namespace
 // (dspark::avx512, dspark::avx2, dspark::baseline); DSPARK_CPU_DISPATCH calls the one chosen here.
-// All of them compute the same bits. DSPARK_CPU_ISA=baseline|avx2|avx512 forces a lower one.
+// All of them compute the same bits, save for products of 16-bit numbers that need not be exact
+// (docs/numerics.md, section 13), where the pair unit decides. DSPARK_CPU_ISA forces a lower one:
+//     baseline, avx2, avx512   that instruction set, with fused multiply-adds
+//     avx512_bf16, amx         avx512 and that pair unit
+//     amx_emulated             the machine's best with the arithmetic of amx, slowly; for tests
 #pragma once
 
 namespace dspark::cpu {
@@ -12,8 +16,18 @@ enum class Isa { kBaseline, kAvx2, kAvx512 };
 // Decided once per process, from CPUID and DSPARK_CPU_ISA.
 Isa active_isa();
 const char* isa_name(Isa isa);
-// Whether the avx512 kernels may use the bf16 dot-product instructions (AVX512_BF16).
+
+// What multiplies pairs of bf16 numbers where the sum is not exact by contract.
+enum class PairUnit { kFma, kDots, kTiles, kEmulatedTiles };
+
+// Decided once per process, too. kDots needs AVX512_BF16, kTiles also AMX_BF16 and the system's
+// permission to use it.
+PairUnit pair_unit();
+const char* pair_unit_name(PairUnit unit);
+// Whether the avx512 kernels may use the bf16 dot-product instructions.
 bool has_bf16_dots();
+// Whether they may look up bytes in tables of 128 (AVX512_VBMI).
+bool has_byte_lookups();
 
 }  // namespace dspark::cpu
 

@@ -1,4 +1,4 @@
-// What panel products need of a vector beyond simd.h: halves of bf16 pairs, interleaving, and the
+// What panel products need of a vector beyond simd.h: halves of pairs, interleaving, and the
 // floating-point mode of bf16 dot products.
 #pragma once
 
@@ -14,7 +14,7 @@ constexpr int kLanes = FloatVector::kWidth;
 
 #if defined(__AVX512F__)
 
-// The bf16 values in the high and in the low halves of kLanes consecutive 32-bit words.
+// The values in the high and in the low halves of kLanes consecutive 32-bit words.
 DSPARK_DEVICE FloatVector load_high(const BFloat16* words) {
     const __m512i all = _mm512_loadu_si512(words);
     return FloatVector(_mm512_castsi512_ps(_mm512_and_si512(all, _mm512_set1_epi32(-65536))));
@@ -23,6 +23,14 @@ DSPARK_DEVICE FloatVector load_low(const BFloat16* words) {
     // The maskz form: gcc 12 warns of an uninitialised source in the unmasked one.
     const __m512i all = _mm512_loadu_si512(words);
     return FloatVector(_mm512_castsi512_ps(_mm512_maskz_slli_epi32(0xFFFF, all, 16)));
+}
+DSPARK_DEVICE FloatVector load_high(const Float16* words) {
+    const __m512i high = _mm512_maskz_srli_epi32(0xFFFF, _mm512_loadu_si512(words), 16);
+    return FloatVector(_mm512_maskz_cvtph_ps(0xFFFF, _mm512_maskz_cvtepi32_epi16(0xFFFF, high)));
+}
+DSPARK_DEVICE FloatVector load_low(const Float16* words) {
+    const __m256i low = _mm512_maskz_cvtepi32_epi16(0xFFFF, _mm512_loadu_si512(words));
+    return FloatVector(_mm512_maskz_cvtph_ps(0xFFFF, low));
 }
 
 // a0 b0 a1 b1 ...: the first (zip_low) or second (zip_high) kLanes floats of the interleaving.
@@ -46,6 +54,20 @@ DSPARK_DEVICE FloatVector load_low(const BFloat16* words) {
     const __m256i all = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(words));
     return FloatVector(_mm256_castsi256_ps(_mm256_slli_epi32(all, 16)));
 }
+// Of eight words, each below 2^16.
+DSPARK_DEVICE FloatVector widen_low_halves(__m256i words) {
+    const __m256i packed = _mm256_packus_epi32(words, words);  // by halves of 128 bits
+    return FloatVector(_mm256_cvtph_ps(
+        _mm_unpacklo_epi64(_mm256_castsi256_si128(packed), _mm256_extracti128_si256(packed, 1))));
+}
+DSPARK_DEVICE FloatVector load_high(const Float16* words) {
+    const __m256i all = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(words));
+    return widen_low_halves(_mm256_srli_epi32(all, 16));
+}
+DSPARK_DEVICE FloatVector load_low(const Float16* words) {
+    const __m256i all = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(words));
+    return widen_low_halves(_mm256_and_si256(all, _mm256_set1_epi32(0xFFFF)));
+}
 
 DSPARK_DEVICE FloatVector zip_low(FloatVector a, FloatVector b) {
     const __m256 even = _mm256_unpacklo_ps(a.v, b.v);
@@ -60,12 +82,14 @@ DSPARK_DEVICE FloatVector zip_high(FloatVector a, FloatVector b) {
 
 #else
 
-DSPARK_DEVICE FloatVector load_high(const BFloat16* words) {
+template <class Half>
+DSPARK_DEVICE FloatVector load_high(const Half* words) {
     FloatVector out;
     for (int lane = 0; lane < kLanes; ++lane) out.v[lane] = to_float(words[2 * lane + 1]);
     return out;
 }
-DSPARK_DEVICE FloatVector load_low(const BFloat16* words) {
+template <class Half>
+DSPARK_DEVICE FloatVector load_low(const Half* words) {
     FloatVector out;
     for (int lane = 0; lane < kLanes; ++lane) out.v[lane] = to_float(words[2 * lane]);
     return out;

@@ -89,6 +89,9 @@ inline void check_scale(const Tensor& weight, const OptionalTensor& scale,
     if (out.format == WeightFormat::kMxFp4 && block[1] % 2 != 0) {
         fail(kGemm, "block", "expected an even number of columns, as two fp4 share a byte");
     }
+    if (out.layout == WeightLayout::kPairs && block[1] % 32 != 0) {
+        fail(kGemm, "block", "expected a multiple of 32 columns for weights in pairs");
+    }
     out.block_rows = block[0];
     out.block_columns = block[1];
     out.scale_rows = (out.rows + block[0] - 1) / block[0];

@@ -5,6 +5,7 @@
 
 #include "backends/cpu/isa.h"
 #include "ops/moe/cpu_experts.h"
+#include "ops/moe/cpu_experts_pairs.h"
 #if defined(DSPARK_BUILD_CUDA) || defined(DSPARK_BUILD_HIP)
 #include "host/gpu.h"
 #include "ops/moe/launch_experts.h"
@@ -22,11 +23,9 @@ struct OnCpu {
     }
 
     static void check_layout(WeightLayout layout) {
-        if (layout == WeightLayout::kRows) return;
+        if (layout != WeightLayout::kPanels) return;
         fail(kGemm, "layout",
-             layout == WeightLayout::kPanels
-                 ? "expected rows on a CPU; panels are for GPUs: prepare the weights for cpu"
-                 : "expected rows; this build multiplies no weights in pairs");
+             "expected rows or pairs on a CPU; panels are for GPUs: prepare the weights for cpu");
     }
 
     static void run(const GroupedGemmArgs& args, const Tensor&) {
@@ -45,13 +44,11 @@ struct OnCpu {
                                     [&](int64_t begin, int64_t end) {
                                         DSPARK_CPU_DISPATCH(clear_unused_rows, args, begin, end);
                                     });
-        const int64_t ranges = (columns + kItemColumns - 1) / kItemColumns;
-        torch::stable::parallel_for(
-            0, tiles_in_use(args.tiles) * ranges, 1, [&](int64_t begin, int64_t end) {
-                const std::unique_ptr<float[]> scratch(
-                    new float[static_cast<size_t>(scratch_floats(args.weight))]);
-                DSPARK_CPU_DISPATCH(grouped_gemm, args, begin, end, scratch.get());
-            });
+        if (takes_pairs(args)) {
+            run_pairs(args);
+        } else {
+            run_lanes(args);
+        }
     }
 
     static void run(const SwigluArgs& args, const Tensor&) {
@@ -62,6 +59,31 @@ struct OnCpu {
 
   private:
     static int64_t grain(int64_t elements) { return kMinElementsPerThread / (elements + 1) + 1; }
+
+    static void run_lanes(const GroupedGemmArgs& args) {
+        const int64_t columns = out_columns(args.activation, args.weight.rows);
+        const int64_t ranges = (columns + kItemColumns - 1) / kItemColumns;
+        torch::stable::parallel_for(
+            0, tiles_in_use(args.tiles) * ranges, 1, [&](int64_t begin, int64_t end) {
+                const std::unique_ptr<float[]> scratch(
+                    new float[static_cast<size_t>(scratch_floats(args.weight))]);
+                DSPARK_CPU_DISPATCH(grouped_gemm, args, begin, end, scratch.get());
+            });
+    }
+
+    // Threads get items of equal cost, so that tiles of many rows are spread over them.
+    static void run_pairs(const GroupedGemmArgs& args) {
+        constexpr int64_t kMinCostPerThread = 64;
+        const int64_t cost = DSPARK_CPU_DISPATCH(pairs_cost, args);
+        torch::stable::parallel_for(0, cost, kMinCostPerThread, [&](int64_t begin, int64_t end) {
+            struct alignas(64) Line {
+                char bytes[64];
+            };
+            const int64_t lines = pair_scratch_bytes(args.weight) / 64 + 1;
+            const std::unique_ptr<Line[]> scratch(new Line[static_cast<size_t>(lines)]);
+            DSPARK_CPU_DISPATCH(grouped_gemm_pairs, args, begin, end, scratch[0].bytes);
+        });
+    }
 
     // Threads get equal shares of these, so that none is left with the empty end of the table.
     static int64_t tiles_in_use(const TileTable& tiles) {
