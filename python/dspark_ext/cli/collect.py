@@ -19,10 +19,13 @@ class Block:
 
 @dataclasses.dataclass
 class RequestCount:
+    """`first` is the tokens of its first pass."""
+
     tokens: int = 0
     passes: int = 0
     verified: int = 0
     accepted: int = 0
+    first: int = 0
     finish_reason: str | None = None
 
 
@@ -36,6 +39,7 @@ class Collector:
 
     def add(self, event) -> None:
         count = self.requests[event.request]
+        count.first = count.first or len(event.token_ids)
         count.tokens += len(event.token_ids)
         count.passes += 1
         count.verified += len(event.confidences)

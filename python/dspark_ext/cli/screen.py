@@ -66,8 +66,8 @@ class LiveTable:
 
     def table(self, most: int | None = None) -> Table:
         table = Table(box=None, pad_edge=False, header_style="bold")
-        table.add_column("request", no_wrap=True, overflow="ellipsis", max_width=32)
-        headings = ("tokens", "per pass", "accepted", "first token", "then ms/token", "p90")
+        table.add_column("request", no_wrap=True, overflow="ellipsis", max_width=30)
+        headings = ("tokens", "per pass", "accepted", "first at", "ms/token", "p90")
         for heading in (*headings, "tokens/s", "ends"):
             table.add_column(heading, justify="right", no_wrap=True)
         rows = list(enumerate(self._collector.requests))
@@ -76,17 +76,17 @@ class LiveTable:
             rows = rows[-most:]
         for index, count in rows:
             output = self._generation.outputs[index]
-            stats = None if output is None else output.stats
             table.add_row(
                 Text(self._labels[index]),
                 *_counts(count),
-                *_times(stats, "first_token_seconds"),
+                *(("", "", "", "") if output is None else _times_of_request(count, output.stats)),
                 count.finish_reason or "",
             )
+        stats = self._generation.stats
         table.add_row(
             f"{len(self._labels)} requests",
             *_counts(self._collector.total()),
-            *_times(self._generation.stats, "first_token_median"),
+            *_times(stats, stats.first_token_median, stats.tokens_per_second),
             style="bold",
         )
         return table
@@ -100,17 +100,19 @@ def _counts(count) -> tuple[str, str, str]:
     )
 
 
-def _times(stats, first: str) -> tuple[str, ...]:
-    """Time to the first token, of the tokens after it, tokens per second; of a finished request
-    or, medians of them, of all."""
-    if stats is None:
-        return ("", "", "", "")
-    return (
-        number(getattr(stats, first)) + " s",
-        number(1e3 * stats.token_latency_median, ".1f"),
-        number(1e3 * stats.token_latency_p90, ".1f"),
-        number(stats.tokens_per_second, ".1f"),
-    )
+def _times_of_request(count, stats) -> tuple[str, ...]:
+    """Its tokens per second are those after its first pass: time in the queue does not count."""
+    spent = stats.seconds - stats.first_token_seconds
+    rate = (count.tokens - count.first) / spent if spent > 0 else math.nan
+    return _times(stats, stats.first_token_seconds, rate)
+
+
+def _times(stats, first: float, rate: float) -> tuple[str, ...]:
+    """When the first token came, milliseconds of those after it (median and 90th percentile), and
+    tokens per second."""
+    latencies = (stats.token_latency_median, stats.token_latency_p90)
+    shown = (number(1e3 * seconds, ".1f") for seconds in latencies)
+    return (number(first) + " s", *shown, number(rate, ".1f"))
 
 
 def work_line(stats) -> str:
