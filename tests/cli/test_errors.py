@@ -58,6 +58,8 @@ def test_json_lines_are_checked_before_models_are_loaded(command, line, tmp_path
 ENGINE_ERRORS = {
     "long prompt": (["x" * 500], "PROMPT: prompt 0: expected 1 to 199 tokens"),
     "positions": (["hi", "--max-len", 2000], "--max-len: the target has 1024 positions"),
+    "cache": (["hi", "--block-size", 16, "--num-blocks", 2], "a request of 151 positions needs 10"),
+    "no pages": (["hi", "--num-blocks", 2], "num_blocks: expected None without a block_size"),
     "block": (
         ["hi", "--speculative-config", '{"num_speculative_tokens": 9}'],
         "num_speculative_tokens: expected at most the drafter's block of 5",

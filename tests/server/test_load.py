@@ -9,7 +9,7 @@ import pytest
 from http_clients import wait_until
 
 from dspark_ext.demo import tiny
-from dspark_ext.engine import SamplingParams
+from dspark_ext.engine import DSparkEngine, HuggingFaceTarget, SamplingParams
 
 PROMPT = tiny.PROMPTS[0]
 LONG = {"prompt": PROMPT, "max_tokens": 100, "temperature": 0}
@@ -172,17 +172,16 @@ def test_a_failing_pass_ends_its_requests_and_not_the_server(start, make_engine)
         assert idle(server)
 
 
-def test_a_request_that_never_fits_does_not_block_the_others(start, make_engine, monkeypatch):
-    engine = make_engine()
-    take = engine.slots.take
-    monkeypatch.setattr(engine.slots, "take", lambda length: None if length > 100 else take(length))
-    with start(engine) as server:
-        too_long = server.send(LONG)
-        wait_until(lambda: server.service.thread.in_flight == 1)
+def test_a_request_that_never_fits_does_not_block_the_others(start, pair):
+    """A paged cache of 6 blocks of 16: 96 positions in all."""
+    target = HuggingFaceTarget(
+        pair[0], [], max_requests=2, max_len=160, block_size=16, num_blocks=6
+    )
+    with start(DSparkEngine(target, tokenizer=tiny)) as server:
+        status, answer = server.post("/v1/completions", LONG)
+        assert status == 400 and answer["error"]["code"] == "no_room"
         assert server.post("/v1/completions", {**LONG, "max_tokens": 5})[0] == 200
-        answer = too_long.recv(1000)
-        assert answer.startswith(b"HTTP/1.1 400") and b"no room for this request" in answer
-        wait_until(lambda: idle(server))
+        assert idle(server)
 
 
 def test_stopping_while_streams_run(start, make_engine):

@@ -61,6 +61,12 @@ def add_arguments(parser, *, max_requests: int) -> None:
         help=f"requests served at once (default: {max_requests})",
     )
     group.add_argument(
+        "--block-size", type=positive, help="positions per block of a paged cache (default: dense)"
+    )
+    group.add_argument(
+        "--num-blocks", type=positive, help="blocks of it (default: enough for all requests)"
+    )
+    group.add_argument(
         "--calibration",
         type=Path,
         metavar="FILE",
@@ -219,7 +225,12 @@ def _make_target(options, model, opened):
     max_len = options.max_len or min(most, MAX_LEN)
     if max_len > most:
         raise UserError(f"--max-len: the target has {most} positions, got {max_len}")
-    sizes = {"max_requests": options.max_requests, "max_len": max_len}
+    sizes = {
+        "max_requests": options.max_requests,
+        "max_len": max_len,
+        "block_size": options.block_size,
+        "num_blocks": options.num_blocks,
+    }
     lean = options.device == "cpu" and config.model_type in SUPPORTED_MODEL_TYPES
     taps = opened.taps
     with told_of(f"--target with drafter {opened.name}" if taps else "--target"):

@@ -9,11 +9,11 @@ import time
 from collections.abc import AsyncIterator, Callable
 
 from ..engine import SamplingParams, StepEvent
+from ..engine.paging import CacheFullError
 
 logger = logging.getLogger("dspark_ext.server")
 
 IDLE_SECONDS = 0.02  # between two looks while requests wait and nothing can run
-STUCK_LOOKS = 5  # so many in vain, with the engine empty: the first of them never fits
 HOOK_SECONDS = 1.0  # between two calls of `on_pause`
 
 
@@ -127,7 +127,7 @@ class EngineThread:
         await asyncio.to_thread(self._thread.join, timeout)
 
     def _run(self) -> None:
-        last, in_vain = 0.0, 0
+        last = 0.0
         while not self._stopping:
             if not self.engine.has_work:
                 self._on_pause()
@@ -136,18 +136,18 @@ class EngineThread:
                 continue
             try:
                 events = self.engine.step()
+            except CacheFullError as error:
+                logger.warning("%s", error)
+                self._tell(self._end_failed, "no_room")
+                continue
             except Exception:
                 logger.exception("a pass failed; its requests end")
-                self._tell(self._end_failed)
+                self._tell(self._end_failed, "error")
                 continue
-            in_vain = 0 if events or self.engine.num_running else in_vain + 1
             if events:
                 self._tell(self._deliver, events)
-            elif in_vain:
+            elif not self.engine.num_running:
                 time.sleep(IDLE_SECONDS)
-            if in_vain == STUCK_LOOKS:
-                self._tell(self._end_oldest)
-                in_vain = 0
             if time.monotonic() - last > HOOK_SECONDS:
                 last = time.monotonic()
                 self._on_pause()
@@ -166,13 +166,8 @@ class EngineThread:
                 if event.finish_reason is not None:
                     del self._jobs[event.request]
 
-    def _end_oldest(self) -> None:
-        """The engine is empty and its cache has no room for the request that is first in line."""
-        if self._jobs and not self.engine.num_running:
-            self.cancel([next(iter(self._jobs.values()))], "no_room")
-
-    def _end_failed(self) -> None:
+    def _end_failed(self, reason: str) -> None:
         for number, job in list(self._jobs.items()):
             if job.handle.output is not None:
                 del self._jobs[number]
-                job.end("error")
+                job.end(reason)
