@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dspark_ext import sampling
-from dspark_ext.engine import SamplingParams, TargetBatch
+from dspark_ext.engine import DSparkEngine, SamplingParams, TargetBatch
 
 GREEDY = SamplingParams(temperature=0.0, max_new_tokens=40)
 SAMPLED = SamplingParams(temperature=0.9, top_p=0.95, seed=5, max_new_tokens=30)
@@ -247,10 +247,29 @@ def test_text_held_back_appears_at_the_end(serve, prompts, greedy):
 
 
 def test_stop_strings_need_a_tokenizer(serve):
-    from dspark_ext.engine import DSparkEngine
-
     with pytest.raises(ValueError, match="stop 0: stop strings need an engine with a tokenizer"):
         DSparkEngine(serve().target).generate([[1]], SamplingParams(stop="x"), speculative=False)
+
+
+def test_a_tokenizer_that_fails_ends_its_requests(serve, prompts, greedy):
+    class Fails:
+        calls = 0
+
+        def decode(self, token_ids):
+            self.calls += 1
+            if self.calls == 5:
+                raise UnicodeError("what is this")
+            return bytes(token_ids).decode(errors="replace")
+
+    served = serve(max_requests=2)
+    engine = DSparkEngine(served.target, served.drafter, tokenizer=Fails())
+    handles = [engine.submit(prompt, GREEDY) for prompt in prompts[:3]]
+    with pytest.raises(UnicodeError):
+        for _ in engine.events():
+            pass
+    assert [handle.finished for handle in handles] == [True, True, False]
+    assert handles[0].output.finish_reason == "error" and engine.slots.available == 2
+    assert handles[2].result().token_ids == greedy[2].token_ids
 
 
 @pytest.mark.parametrize("minimum", [1, 9, 20])

@@ -84,11 +84,11 @@ class Session:
             start = time.perf_counter()
             try:
                 result = run_step(self.engine, self._running)
+                self.engine.count(result)
+                events = self._emit(result, start)
             except BaseException:
                 self._abandon()
                 raise
-            self.engine.count(result)
-            events = self._emit(result, start)
             self._reap()
             return events
 

@@ -236,10 +236,10 @@ def _read(result, chosen, confidence) -> tuple[list[list[int]], list[int], list[
     """Emitted tokens, verify lengths and confidences, in one copy to the host."""
     packed = torch.cat(
         [
-            result.num_emitted[:, None].double(),
-            chosen.verify_lens[:, None].double(),
-            result.token_ids.double(),  # exact: ids are below 2^53
-            confidence.double(),
+            result.num_emitted[:, None],
+            chosen.verify_lens[:, None],
+            result.token_ids,
+            confidence.double(),  # makes all of it float64, in which ids are exact
         ],
         1,
     ).tolist()
@@ -263,7 +263,9 @@ def _append(engine, ready, batch, features, rows, num_verified, token_ids, prefi
     kept += [rows + row for row, request in enumerate(prefill) if request.speculative]
     if not kept:
         return
-    index = torch.tensor(kept, dtype=torch.int64, device=engine.device)
+    index = slice(kept[0], kept[-1] + 1)
+    if index.stop - index.start != len(kept):
+        index = torch.tensor(kept, dtype=torch.int64, device=engine.device)
     engine.drafter.append(
         features[index], batch.positions[index], batch.slots[index], batch.input_ids[index]
     )
