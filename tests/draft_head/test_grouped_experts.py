@@ -9,6 +9,7 @@ import pytest
 import torch
 from kit import bits_equal
 
+from dspark_ext import draft_head
 from dspark_ext.draft_head.moe import MoE
 
 
@@ -116,3 +117,81 @@ def test_trains_after_it_was_grouped():
     after = grouped(layer, x)
     assert not bits_equal(before, after)
     assert sweep.relative_error(after, layer(x).detach()) < 2e-6
+
+
+# ---- prepared weights ---------------------------------------------------------------------------
+
+
+def prepared(layer: MoE, x: torch.Tensor) -> torch.Tensor:
+    """The output, which has to come from prepared weights."""
+    out = grouped(layer, x)
+    assert layer._stack._prepared.layout == "pairs"
+    return out
+
+
+@pytest.mark.parametrize("format", ["bf16", "fp8_e4m3", "mxfp4"])
+def test_prepared_experts(format):
+    """Near the numbers of the modules; parameters stay; the bytes are told."""
+    layer, x = make_moe(format), sweep.make_rows(21, 72, torch.bfloat16)
+    if layer.experts[0].w1.is_quantized and layer.experts[0].w1.block[1] % 32:
+        layer = make_moe(format, weight_block_size=(16, 64))
+    before = {name: value.clone() for name, value in layer.state_dict().items()}
+    alone = layer(x).detach()
+    wrapped = torch.nn.Sequential(layer)
+    size = draft_head.prepare_experts(wrapped)
+    out = prepared(layer, x)
+    assert sweep.relative_error(out, alone) < 1e-2
+    tensors = [value for value in layer._stack._prepared if torch.is_tensor(value)]
+    assert size == sum(value.nbytes for value in tensors) > 0
+    assert all(bits_equal(value, before[name]) for name, value in layer.state_dict().items())
+    assert layer._stack.prepared(layer.experts) is layer._stack._prepared  # made once
+    assert bits_equal(prepared(copy.deepcopy(layer), x), out)
+    assert draft_head.prepare_experts(wrapped, enabled=False) == 0
+    grouped(layer, x)
+    assert layer._stack._prepared is None
+
+
+def test_prepared_experts_follow_changes():
+    layer, other = make_moe("mxfp4"), make_moe("mxfp4")
+    for part in other.experts[2].modules():
+        if hasattr(part, "set_weight"):
+            part.set_weight(torch.ones(part.out_features, part.in_features))
+    for each in (layer, other):
+        draft_head.prepare_experts(each)
+    x = sweep.make_rows(9, 72, torch.bfloat16)
+    want, first = prepared(other, x), prepared(layer, x)
+    assert not bits_equal(first, want)
+    original = copy.deepcopy(layer.state_dict())
+    for change in (
+        lambda: layer.load_state_dict(other.state_dict()),
+        lambda: layer.load_state_dict(copy.deepcopy(other.state_dict()), assign=True),
+        lambda: layer.experts[2].load_state_dict(other.experts[2].state_dict()),
+        lambda: layer.experts.__setitem__(2, copy.deepcopy(other.experts[2])),
+    ):
+        layer.load_state_dict(copy.deepcopy(original))
+        assert bits_equal(prepared(layer, x), first)
+        change()
+        assert bits_equal(prepared(layer, x), want)
+
+
+def test_what_has_no_prepared_form_works_as_before():
+    """Rows in float32, experts in float32, experts that cannot be stacked."""
+    layer, x = make_moe("bf16"), sweep.make_rows(5, 72, torch.float32)
+    want = grouped(layer, x)
+    assert draft_head.prepare_experts(layer) > 0
+    assert bits_equal(grouped(layer, x), want)
+    assert draft_head.prepare_experts(make_moe("fp32")) == 0
+    apart = make_moe("fp8_e4m3", inner=40)
+    assert draft_head.prepare_experts(apart) == 0
+    with torch.no_grad():
+        x = x.bfloat16()
+        assert bits_equal(apart(x), make_moe("fp8_e4m3", inner=40)(x))
+
+
+def test_parameters_of_inference_mode_stay_in_rows():
+    """Nobody counts what is written to them."""
+    with torch.inference_mode():
+        layer = make_moe("bf16")
+    draft_head.prepare_experts(layer)
+    grouped(layer, sweep.make_rows(5, 72, torch.bfloat16))
+    assert layer._stack._prepared is None

@@ -22,6 +22,7 @@ from .deepseek import DeepSeekV4DraftHead, DeepSeekV41DraftHead
 from .dense import Gemma4DraftHead, Qwen3DraftHead
 from .hyper_connections import mean_of_copies
 from .initial import reset_parameters
+from .moe import prepare_experts
 from .state import ContextState
 from .write import save_draft_head
 
@@ -43,6 +44,7 @@ __all__ = [
     "load_draft_head",
     "make_draft_head",
     "mean_of_copies",
+    "prepare_experts",
     "read_config",
     "reset_parameters",
     "save_draft_head",

@@ -127,10 +127,44 @@ class MoE(nn.Module):
     def _routed(self, rows: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         stack = None
         if not torch.is_grad_enabled() and _has_grouped_gemm(rows.device.type):
-            stack = self._stack.weights(self.experts)
+            takes_prepared = self._takes_prepared(rows.dtype)
+            own = self._stack.prepared if takes_prepared else self._stack.weights
+            stack = own(self.experts)
         if stack is None:
             return experts(rows, ids, weights, self.experts)
         return grouped_experts(rows, ids, weights, stack, self.experts[0].limit)
+
+    def _takes_prepared(self, dtype: torch.dtype) -> bool:
+        """Whether there are kernels for rows of this dtype and prepared weights."""
+        layer = self.experts[0].w1
+        if layer.is_quantized:
+            return dtype in (torch.bfloat16, torch.float16)
+        return dtype == layer.weight.dtype != torch.float32
+
+
+def prepare_experts(head: nn.Module, enabled: bool = True) -> int:
+    """Lets the routed experts of a head work on a copy of their weights that `moe.prepare_weights`
+    made for their device. Drafts are the same within the bounds of docs/numerics.md.
+
+    The copies are made by the first draft without gradients, and again after weights were loaded,
+    moved or written to in place; parameters and state dict stay as they are. So the experts take
+    twice their memory while this is enabled. Call it again after writing to the `data` of a
+    parameter, which nobody can see.
+
+    Args:
+        head: a draft head, or any module that holds its mixtures of experts.
+        enabled: False drops the copies.
+
+    Returns:
+        Bytes that the copies take, 0 for a head without routed experts or experts whose weights
+        have no other layout (`moe.prepared_bytes`).
+    """
+    total = 0
+    for module in head.modules():
+        if isinstance(module, MoE):
+            module._stack = ExpertStack(enabled)
+            total += module._stack.copy_bytes(module.experts) if enabled else 0
+    return total
 
 
 def _place(device, dtype) -> dict:

@@ -19,17 +19,24 @@ class ExpertStack:
     The first call of `weights` copies their weights into stacks and makes the experts' own
     parameters views of these, so that nothing is held twice and their state dict stays as it was.
     If a parameter has left its stack since (loaded, moved, replaced), stacks are made again.
+
+    prepares: whether `prepared` keeps a second copy, in the layout of the device. Writing to a
+        parameter in place makes it anew; writing to `parameter.data`, which torch does not count,
+        does not.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, prepares: bool = False) -> None:
+        self.prepares = prepares
         self._weights: moe.ExpertWeights | None = None
         self._addresses: list[int] = []
+        self._prepared: moe.ExpertWeights | None = None
+        self._versions: list[int] = []
 
     def __deepcopy__(self, memo) -> ExpertStack:
-        return ExpertStack()
+        return ExpertStack(self.prepares)
 
     def __reduce__(self):
-        return ExpertStack, ()
+        return ExpertStack, (self.prepares,)
 
     def weights(self, experts: nn.ModuleList) -> moe.ExpertWeights | None:
         """None if the experts cannot be stacked: the gates of one end within a block of scales."""
@@ -39,15 +46,55 @@ class ExpertStack:
         if self._weights is None or self._addresses != list(_addresses(experts)):
             self._weights = _stack(experts)
             self._addresses = list(_addresses(experts))
+            self._prepared = None
         return self._weights
+
+    def prepared(self, experts: nn.ModuleList) -> moe.ExpertWeights | None:
+        """`weights` by `moe.prepare_weights`; themselves unless `prepares`, or if changes of a
+        parameter cannot be seen."""
+        weights = self.weights(experts)
+        if weights is None or not self.prepares:
+            self._prepared = None
+            return weights
+        versions = [_version(parameter) for parameter in _parameters(experts)]
+        if None in versions:
+            return weights
+        if self._prepared is None or self._versions != versions:
+            self._prepared = None  # not two of them at a time
+            self._prepared = moe.prepare_weights(weights)
+            self._versions = versions
+        return self._prepared
+
+    def copy_bytes(self, experts: nn.ModuleList) -> int:
+        """Of what `prepared` keeps."""
+        weights = self.weights(experts)
+        if weights is None:
+            return 0
+        device = weights.w13.device
+        fields = weights._asdict().items()
+        shapes = {name: value.to("meta") for name, value in fields if torch.is_tensor(value)}
+        there = moe.prepare_weights(weights._replace(**shapes), device)
+        return 0 if there.layout == weights.layout else moe.prepared_bytes(weights)
+
+
+def _parameters(experts: nn.ModuleList) -> Iterator[nn.Parameter]:
+    """Called for each pass: dictionaries, not attributes."""
+    for expert in experts._modules.values():
+        for layer in expert._modules.values():
+            yield from (p for p in layer._parameters.values() if p is not None)
 
 
 def _addresses(experts: nn.ModuleList) -> Iterator[int]:
-    """Where every parameter lies. Called for each pass: dictionaries, not attributes."""
-    for expert in experts._modules.values():
-        for layer in expert._modules.values():
-            for parameter in layer._parameters.values():
-                yield 0 if parameter is None else parameter.data_ptr()
+    """Where every parameter lies."""
+    return (parameter.data_ptr() for parameter in _parameters(experts))
+
+
+def _version(parameter: nn.Parameter) -> int | None:
+    """How often it was written to; None if nobody counts, as in inference mode."""
+    try:
+        return parameter._version
+    except RuntimeError:
+        return None
 
 
 @torch.inference_mode(False)
