@@ -32,3 +32,20 @@ def test_every_setting_of_the_plugin_is_described():
     for _, name in vllm_plugin._PARAMETERS:
         if "." not in name and name != "apply_top_k_top_p":
             assert f"`{name}`" in text, name
+
+
+def test_the_settings_of_vllm_are_read_as_the_table_says():
+    from dspark_ext.engine import SpeculativeConfig
+
+    def read(**values):
+        return SpeculativeConfig.from_dict(values)
+
+    assert read(enable_adaptive_verification=False).schedule == "fixed"
+    assert read(rejection_sample_method="standard").rejection_sample_method in ("standard", "token")
+    assert read(method="ngram", prompt_lookup_max=3).prompt_lookup_max == 3
+    assert read(enforce_eager=None).schedule == "fixed"
+    rates = {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 2.5}
+    assert read(**rates, num_speculative_tokens=5, allow_lossy=True).allow_lossy
+    for refused in ({"method": "eagle3"}, {"enforce_eager": True}, {"quantization": "fp8"}, rates):
+        with pytest.raises(ValueError):
+            read(**refused)
