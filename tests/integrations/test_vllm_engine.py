@@ -148,6 +148,16 @@ def by_ngram(serve):
     return serve("config", {**NGRAM, "rejection_sample_method": "block"}, batches)
 
 
+@pytest.fixture(scope="module")
+def by_adaptive_lookup(serve):
+    drafter = {
+        "method": "custom_class",
+        "model": "dspark_ext.integrations.vllm_drafter.LookupDrafter",
+    }
+    batches = [GREEDY, CONTROLLED, SEEDED, LAW]
+    return serve("config", {**drafter, "rejection_sample_method": "block"}, batches)
+
+
 @pytest.fixture(scope="module", params=["token", "block"])
 def by_draft_model(request, serve, draft_model):
     return request.param, serve(request.param, draft_model, [GREEDY, CONTROLLED, LAW])
@@ -173,6 +183,19 @@ def test_ngram_greedy_output_is_that_of_plain_decoding(plain, by_ngram):
     assert "dspark_ext judges drafts by the block rule (classic runner)" in by_ngram["log"]
     for theirs, ours in zip(plain["batches"], by_ngram["batches"]):
         assert tokens(ours) == tokens(theirs)
+
+
+def test_adaptive_lookup_greedy_output_is_that_of_plain_decoding(plain, by_adaptive_lookup):
+    assert by_adaptive_lookup["rule"] == "block" and accepted(by_adaptive_lookup) > 0
+    for theirs, ours in zip(plain["batches"], by_adaptive_lookup["batches"]):
+        assert tokens(ours) == tokens(theirs)
+
+
+def test_adaptive_lookup_verifies_fewer_drafts_in_vain(by_ngram, by_adaptive_lookup):
+    def share(result):
+        return accepted(result) / result["metrics"]["vllm:spec_decode_num_draft_tokens"]
+
+    assert share(by_adaptive_lookup) > share(by_ngram)
 
 
 def test_draft_model_greedy_output_is_that_of_plain_decoding(plain, by_draft_model):
@@ -220,11 +243,14 @@ def counts_of(batch, law):
     return torch.tensor([cells[continuation] for continuation in found])
 
 
-def test_sampled_output_follows_the_law_of_the_target(models, by_ngram, by_draft_model):
+def test_sampled_output_follows_the_law_of_the_target(
+    models, by_ngram, by_adaptive_lookup, by_draft_model
+):
     law = law_of_continuations(models["target"], models["target"])
-    rule, result = by_draft_model
-    for what, batch in (("n-gram", by_ngram["batches"][-1]), (rule, result["batches"][-1])):
-        assert_law(counts_of(batch, law), list(law.values()), what)
+    rule, drafted = by_draft_model
+    results = {"n-gram": by_ngram, "adaptive": by_adaptive_lookup, rule: drafted}
+    for what, result in results.items():
+        assert_law(counts_of(result["batches"][-1], law), list(law.values()), what)
 
 
 def test_the_law_test_would_see_the_drafters_law(models):

@@ -3,13 +3,22 @@
 `layouts`: pure conversions between engines' tensors and those of `dspark_ext.sampling`.
 `vllm`, `sglang`, `flashinfer`: functions with the signatures of those engines' own verification.
 `vllm_plugin`, `sglang_plugin`: the entry points through which the engines load them.
+`vllm_drafter`: a drafter class for vLLM whose blocks are as long as they pay.
 
 None of them imports its engine before it is called.
 """
 
 import importlib
 
-_MODULES = ("flashinfer", "layouts", "sglang", "sglang_plugin", "vllm", "vllm_plugin")
+_MODULES = (
+    "flashinfer",
+    "layouts",
+    "sglang",
+    "sglang_plugin",
+    "vllm",
+    "vllm_drafter",
+    "vllm_plugin",
+)
 
 __all__ = [*_MODULES]
 
