@@ -141,6 +141,7 @@ def _replace(module, name: str, replacement) -> None:
 def _install_classic(module, chosen: str) -> None:
     theirs_sample = module.rejection_sample
     theirs_constraints = module.apply_sampling_constraints
+    signature = inspect.signature(theirs_sample)
 
     class RejectionSampler(module.RejectionSampler):
         """vLLM's sampler, whose drafts are judged by dspark_ext.
@@ -187,7 +188,7 @@ def _install_classic(module, chosen: str) -> None:
         rule = getattr(_active, "rule", None)
         if rule is None:
             return theirs_sample(*args, **kwargs)
-        call = inspect.signature(theirs_sample).bind(*args, **kwargs).arguments
+        call = signature.bind(*args, **kwargs).arguments
         sampling_metadata = call["sampling_metadata"]
         greedy = keys = None
         if not sampling_metadata.all_greedy:
@@ -207,10 +208,11 @@ def _install_classic(module, chosen: str) -> None:
 
 def _install_v2(module, chosen: str) -> None:
     original = module.rejection_sample
+    signature = inspect.signature(original)
 
     @functools.wraps(original)
     def rejection_sample(*args, **kwargs):
-        call = inspect.signature(original).bind(*args, **kwargs).arguments
+        call = signature.bind(*args, **kwargs).arguments
         expected = _PARAMETERS[_V2_FUNCTION, "rejection_sample"]
         ours = {name: call[name] for name in expected if name in call}
         # Watermarks, lossy acceptance and what later versions may add stay vLLM's.
