@@ -3,10 +3,6 @@
 import builtins
 import importlib.metadata
 import json
-import os
-import pathlib
-import subprocess
-import sys
 
 import pytest
 
@@ -145,32 +141,3 @@ def test_old_torch_and_no_torch(monkeypatch):
 
     monkeypatch.setattr(builtins, "__import__", without_torch)
     assert doctor._torch(checks) is None and checks[1].status == doctor.MISSING
-
-
-def test_it_runs_where_the_package_does_not_load(tmp_path):
-    """A copy without the compiled part: every command says why, doctor also tells the rest."""
-    package = pathlib.Path(dspark_ext.__file__).parent
-    broken = tmp_path / "dspark_ext"
-    broken.mkdir()
-    for path in [*package.glob("*.py"), *package.glob("cli/*.py")]:
-        copy = broken / path.relative_to(package)
-        copy.parent.mkdir(exist_ok=True)
-        copy.write_text(path.read_text())
-    launcher = package.parent / "dspark_ext_command"
-    (tmp_path / "dspark_ext_command").symlink_to(launcher)
-    code = "import sys; from dspark_ext_command import main; sys.exit(main())"
-
-    def run(*arguments):
-        return subprocess.run(
-            [sys.executable, "-S", "-c", packages + code, *arguments],
-            capture_output=True,
-            text=True,
-            env={**os.environ, "PYTHONPATH": str(tmp_path)},
-        )
-
-    packages = f"import sys; sys.path += {[p for p in sys.path if 'site-packages' in p]!r}; "
-    generated, examined = run("generate", "hi"), run("doctor")
-    assert generated.returncode == 1 and generated.stderr.count("\n") == 1
-    assert "the compiled part did not load" in generated.stderr
-    assert examined.returncode == 1 and "Missing: dspark_ext" in examined.stdout
-    assert "pip install --force-reinstall" in examined.stdout

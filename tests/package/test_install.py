@@ -136,6 +136,8 @@ def test_pip_installs(make_environment, repository, tmp_path, how):
     assert ids == "[2]"
     expected = repository if how == "editable" else tmp_path
     assert pathlib.Path(file).is_relative_to(expected)
+    result = run(python.parent / "dspark-ext", "--version", cwd=tmp_path, PYTHONPATH="")
+    assert result.returncode == 0 and result.stdout.startswith("dspark-ext "), result.stderr
 
 
 def test_the_makefile_names_what_is_missing(repository):

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import random
 import threading
 
 import pytest
@@ -228,3 +229,60 @@ def test_nothing_is_written(start, tmp_path, monkeypatch):
         server.post("/v1/completions", b"{")
         server.request("GET", "/metrics")
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.slow
+def test_many_clients_of_every_kind(start, make_engine):
+    """250 clients, 60 at once: whole answers, streams, some that leave, wrong and oversized bodies.
+    Nothing is left of them, and who stayed got what an engine alone gives."""
+    choose = random.Random(7)
+    engine = make_engine(max_requests=8)
+
+    def body(index):
+        return {
+            "prompt": tiny.PROMPTS[index % len(tiny.PROMPTS)],
+            "max_tokens": choose.randint(1, 40),
+            "temperature": choose.choice([0, 0.9]),
+            "seed": index,
+        }
+
+    async def client(port, index, room, answers):
+        kind = choose.choice(["whole", "stream", "leave", "leave", "wrong", "large"])
+        sent = body(index)
+        async with room:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            data = json.dumps({**sent, "stream": kind in ("stream", "leave")}).encode()
+            if kind == "wrong":
+                data = data[: choose.randrange(len(data))]
+            elif kind == "large":
+                data = b'{"prompt": "' + b"x" * 70_000 + b'"}'
+            head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
+            head += f"content-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
+            writer.write(head.encode() + data)
+            if kind == "leave":
+                await reader.read(choose.randrange(1, 3000))
+            else:
+                answers.append((kind, sent, (await reader.read()).decode()))
+            writer.close()
+
+    async def everybody(port):
+        room, answers = asyncio.Semaphore(60), []
+        await asyncio.gather(*(client(port, index, room, answers) for index in range(250)))
+        return answers
+
+    with start(engine, max_body_bytes=60_000) as server:
+        answers = asyncio.run(everybody(server.port))
+        wait_until(lambda: idle(server))
+        wait_until(lambda: not server.server.server_state.connections)
+    alone = make_engine()
+    for kind, sent, answer in answers:
+        status = int(answer.split()[1])
+        assert status == {"wrong": 400, "large": 413}.get(kind, 200), answer[:300]
+        if kind in ("whole", "stream"):
+            params = SamplingParams(
+                sent["temperature"], seed=sent["seed"], max_new_tokens=sent["max_tokens"]
+            )
+            expected = alone.generate([sent["prompt"]], params).outputs[0].text
+            bodies = [line for line in answer.split("\r\n") if line.startswith(("{", "data: {"))]
+            pieces = [json.loads(line.strip().removeprefix("data: ")) for line in bodies]
+            assert "".join(piece["choices"][0]["text"] for piece in pieces) == expected
