@@ -118,6 +118,37 @@ def test_a_cost_table_of_graphs_has_their_sizes(serve):
     assert (capture.captures, capture.replays) == (6 + 3, replays)
 
 
+class OnGpu:
+    """Where the engine is asked what it would capture on a GPU."""
+
+    device = torch.device("cuda")
+
+
+@pytest.mark.parametrize(
+    ("capturable", "graphs", "expected"),
+    [
+        (None, None, False),
+        (True, None, True),
+        (False, None, False),
+        (None, True, True),
+        (False, True, False),
+        (True, False, False),
+    ],
+)
+def test_what_is_captured(capturable, graphs, expected):
+    owner = OnGpu()
+    if capturable is not None:
+        owner.capturable = capturable
+    assert DSparkEngine._captures(OnGpu, owner, graphs) == expected
+
+
+def test_a_drafter_may_be_left_out(serve):
+    engine = serve(max_requests=2)
+    engine.use_graphs(RecordedCapture(), drafts=False)
+    assert engine.target_graphs is not None and engine.draft_graphs is None
+    assert engine.run_drafter is engine.drafter
+
+
 def test_graphs_need_a_gpu(serve):
     engine = serve()
     assert engine.target_graphs is None

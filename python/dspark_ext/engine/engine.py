@@ -17,7 +17,7 @@ from .costs import Progress, cached_profile, device_of, profile_step
 from .drafter import Drafter
 from .drafting import CONTINUE_THRESHOLD
 from .generation import Generation, RequestHandle
-from .graphs import CudaCapture, DraftGraphs, TargetGraphs
+from .graphs import Capture, CudaCapture, DraftGraphs, TargetGraphs
 from .pairing import check_pair, num_drafts
 from .request import Prompt, Request, make_request
 from .sampling_params import SamplingParams
@@ -36,8 +36,8 @@ class DSparkEngine:
     drafter    None = plain decoding only
     tokenizer  for text prompts, text outputs and stop strings: anything with encode(str) -> ids and
                decode(ids)
-    graphs     capture passes as graphs: None = on a GPU, if target and drafter say that they can be
-               captured (`capturable`); True insists, False never
+    graphs     capture passes as graphs, on a GPU: None = of a target or drafter that says it can be
+               captured (`capturable`); True = unless it says it cannot; False = never
     progress   called with (done, total, what) while a cost table is measured
 
     Greedy requests emit the same tokens as plain decoding if the target is row-invariant. Sampled
@@ -71,8 +71,8 @@ class DSparkEngine:
         if drafter is not None:
             check_pair(target, drafter, config)
         self.target_graphs = self.draft_graphs = None
-        if self._captures(graphs):
-            self.use_graphs(CudaCapture())
+        if self._captures(target, graphs):
+            self.use_graphs(CudaCapture(), drafts=self._captures(drafter, graphs))
         self.cost_table = self._make_cost_table(progress)
         self.switch = make_switch(config, None if drafter is None else self.cost_table)
         threshold = config.continue_threshold
@@ -292,23 +292,23 @@ class DSparkEngine:
             result.prefill_rows,
         )
 
-    def use_graphs(self, capture) -> None:
-        """Run passes from graphs recorded by `capture` (see `graphs.Capture`)."""
+    def use_graphs(self, capture: Capture, *, drafts: bool = True) -> None:
+        """Run the target's passes from graphs recorded by `capture`, and the drafter's too."""
         slots = self.target.max_requests
         sizes = verify.cudagraph_sizes(slots, self.most_drafts)
         self.target_graphs = TargetGraphs(self.target, sizes, capture)
-        if self.drafter is not None:
-            self.draft_graphs = DraftGraphs(self.drafter, verify.cudagraph_sizes(slots, 0), capture)
+        if drafts and self.drafter is not None:
+            sizes = verify.cudagraph_sizes(slots, 0)
+            self.draft_graphs = DraftGraphs(self.drafter, sizes, capture)
 
-    def _captures(self, graphs: bool | None) -> bool:
+    def _captures(self, owner, graphs: bool | None) -> bool:
+        """Whether passes of the target or the drafter are captured."""
         on_gpu = self.device.type == "cuda"
         if graphs and not on_gpu:
             raise ValueError(
                 f"dspark_ext.engine: graphs: expected a target on a GPU, got {self.device}"
             )
-        owners = [owner for owner in (self.target, self.drafter) if owner is not None]
-        able = all(getattr(owner, "capturable", False) for owner in owners)
-        return on_gpu and able if graphs is None else graphs
+        return on_gpu and graphs is not False and getattr(owner, "capturable", bool(graphs))
 
     def _make_cost_table(self, progress: Progress | None) -> verify.CostTable | None:
         config = self.config
