@@ -1,5 +1,7 @@
 """Any model of transformers as a target: what it computes is what the model computes."""
 
+import sys
+
 import pytest
 import torch
 import transformers
@@ -204,9 +206,35 @@ def test_an_encoder_decoder_is_refused():
 def test_a_model_that_computes_something_else_with_our_cache_is_refused():
     """Say a layer that mixes neighbouring rows of the sequence, which are not one request's."""
     model = served_model("llama")
-    model.model.norm.register_forward_hook(lambda _, __, output: output + output.roll(1, 1))
+
+    def mix(_, __, output):
+        return output + torch.nn.functional.pad(output, (0, 0, 1, 0))[:, :-1]
+
+    model.model.norm.register_forward_hook(mix)
     with pytest.raises(UnsupportedModelError, match="logits with our cache differ from its own"):
         CausalLMTarget(model, max_requests=2, max_len=16)
+
+
+def test_attention_that_is_not_causal_is_refused():
+    config = transformers.BertConfig(
+        vocab_size=90, hidden_size=48, intermediate_size=80, num_hidden_layers=2,
+        num_attention_heads=4, max_position_embeddings=64,
+    )  # fmt: skip
+    torch.manual_seed(5)
+    model = transformers.BertLMHeadModel(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(4)
+    with pytest.raises(UnsupportedModelError, match="its attention is not causal"):
+        CausalLMTarget(model, max_requests=1, max_len=16)
+
+
+def test_a_transformers_without_a_place_for_our_attention_is_named(monkeypatch):
+    monkeypatch.delitem(sys.modules, "dspark_ext.engine.adapted_attention", raising=False)
+    monkeypatch.delattr("dspark_ext.engine.adapted_attention", raising=False)
+    monkeypatch.setitem(sys.modules, "transformers.masking_utils", None)
+    with pytest.raises(UnsupportedModelError, match="lets no attention be registered"):
+        CausalLMTarget(served_model("llama"), max_requests=1, max_len=16)
 
 
 def test_a_tap_that_is_no_layer_is_refused():

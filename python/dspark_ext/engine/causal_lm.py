@@ -53,10 +53,9 @@ class CausalLMTarget:
         max_len: int,
         block_size: int | None = None,
         num_blocks: int | None = None,
-        check_tolerance: float | None = 0.1,
+        check_tolerance: float | None = 0.05,
     ) -> None:
-        from . import adapted_attention  # needs transformers
-
+        adapted_attention = _adapter(model)
         config = model.config.get_text_config(decoder=True)
         self._arguments = inspect.signature(model.forward).parameters
         _check_supported(model, config, self._arguments, max_len)
@@ -78,10 +77,8 @@ class CausalLMTarget:
         expected = None
         samples = _check_samples(self.vocab_size, max_requests, max_len)
         if check_tolerance is not None:
-            with torch.inference_mode():
-                expected = [
-                    model(ids[None].to(self.device), use_cache=False).logits[0] for ids in samples
-                ]
+            expected = [self._own_logits(ids) for ids in samples]
+            self._check_causal(samples[0], expected[0], check_tolerance)
         self._adapter = adapted_attention
         adapted_attention.register()
         model.set_attn_implementation(adapted_attention.NAME)
@@ -175,6 +172,21 @@ class CausalLMTarget:
         logits = output.logits[0].float()
         return TargetOutput(logits if keep else logits[logit_rows], features.flatten(1))
 
+    @torch.inference_mode()
+    def _own_logits(self, ids: torch.Tensor) -> torch.Tensor:
+        """The model's, without any cache."""
+        return self.model(ids[None].to(self.device), use_cache=False).logits[0].float()
+
+    def _check_causal(self, ids: torch.Tensor, expected: torch.Tensor, tolerance: float) -> None:
+        first = expected[: len(ids) // 2]
+        distance = _distance(self._own_logits(ids[: len(first)]), first) if len(first) else 0.0
+        if not distance <= tolerance:
+            raise _unsupported(
+                self.model,
+                "its attention is not causal: the logits of a token change with those behind it, "
+                f"by {distance:.2g} (relative L2)",
+            )
+
     def _check(self, samples, expected, tolerance: float) -> None:
         """Both samples in chunks, in a small cache, against the model's own logits."""
         size = len(samples), max(map(len, samples))
@@ -203,14 +215,29 @@ class CausalLMTarget:
         gathers = self.store.gathers
         self.store = LayerStore(self.pool)
         self.store.gathers = gathers
-        ours, theirs = torch.cat([torch.cat(each) for each in found]), torch.cat(expected).float()
-        distance = float((ours - theirs).norm() / theirs.norm())
+        ours = torch.cat([torch.cat(each) for each in found])
+        distance = _distance(ours, torch.cat(expected))
         if not distance <= tolerance:
             raise _unsupported(
                 self.model,
                 f"its logits with our cache differ from its own by {distance:.2g} (relative L2, "
                 f"check_tolerance {tolerance})",
             )
+
+
+def _adapter(model):
+    """What is registered with transformers; not every version has a place for it."""
+    try:
+        from . import adapted_attention
+    except ImportError as error:
+        raise _unsupported(
+            model, f"this version of transformers lets no attention be registered ({error})"
+        ) from error
+    return adapted_attention
+
+
+def _distance(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    return float((ours - theirs).norm() / theirs.norm())
 
 
 def _keep_output(features: torch.Tensor, index: int):
