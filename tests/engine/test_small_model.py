@@ -188,7 +188,7 @@ def test_text_follows_the_target(blurred, target, method, schedule):
     engine = DSparkEngine(target, SmallModelDrafter.for_target(blurred, target), config)
     params = SamplingParams(temperature=1.2, top_k=20, max_new_tokens=3)
     drawn, accepted = draws(engine, params, 800)
-    assert accepted > 200
+    assert accepted > 100
     first = next_law(engine, [PROMPT], params)[0]
     assert_law(drawn[:, 0], first, "first token")
     frequent = first.topk(4).indices
