@@ -32,6 +32,21 @@ def test_profile_writes_a_cost_table(command, tiny_pair_arguments, tmp_path):
     assert status == 0 and set(json.loads(out)) >= {"num_tokens", "verify_ms", "num_reqs"}
 
 
+def test_profile_and_calibrate_verify_every_draft_whatever_the_settings(
+    command, tiny_pair_arguments, tmp_path
+):
+    settings = {"schedule": "threshold", "confidence_threshold": 0.9, "num_speculative_tokens": 3}
+    common = ["--max-requests", 1, *tiny_pair_arguments, "--speculative-config"]
+    out_file = tmp_path / "cost.json"
+    words = ["profile", "--out", out_file, *common, json.dumps(settings)]
+    assert command(*words)[0] == 0 and CostTable.load(out_file).rows[-1] == 4
+    words = ["calibrate", *tiny.PROMPTS, "--raw", "--out", out_file, *common, json.dumps(settings)]
+    status, _, err = command(*words)
+    assert status == 0, err
+    assert Calibration.load(out_file).num_samples > 50
+    assert len(Calibration.load(out_file).temperatures) == 3
+
+
 def test_calibrate_writes_what_the_commands_read(command, tiny_pair_arguments, tmp_path):
     out_file, plot = tmp_path / "calibration.json", tmp_path / "reliability.png"
     prompts = tmp_path / "prompts.txt"
@@ -109,6 +124,15 @@ def test_inspect_the_compact_head_a_target_and_a_config(command, model_directory
     config.write_text('{"model_type": "unheard_of"}')
     status, out, _ = command("inspect", config)
     assert status == 1 and "cannot tell the flavour" in out
+
+
+@pytest.mark.parametrize("config", ["{", "[]", '{"hidden_size": "wide"}', '{"a": 1}', ""])
+def test_inspect_a_compact_head_with_a_wrong_config(command, tmp_path, config):
+    path = tmp_path / "head.safetensors"
+    tensors = load_file(FIXTURES / "tiny_drafter.safetensors")
+    save_file(tensors, path, metadata={"format": "dspark_ext.draft_head.v1", "config": config})
+    status, out, err = command("inspect", path)
+    assert status == 1 and "tensors (1):" in out and err == ""
 
 
 @pytest.mark.parametrize("content", [b"", b"\x80\x02}q\x00.", b'{"a": 1}'], ids=["", "pickle", "x"])

@@ -93,6 +93,10 @@ def test_presets_and_settings_of_a_file(command, tiny_pair_arguments, tmp_path):
         *words, "--preset", "low_latency", "--speculative-config", '{"schedule": "fixed"}'
     )
     assert status == 0 and "schedule fixed" in out
+    cache = tmp_path / "costs.json"
+    settings = {"schedule": "early_stop", "cost_table_cache": str(cache)}
+    status, out, _ = command(*words, "--speculative-config", json.dumps(settings))
+    assert status == 0 and "schedule early_stop" in out and cache.exists()
 
 
 def test_a_model_of_another_type(command, other_directory):
@@ -108,6 +112,11 @@ def test_models_that_do_not_fit(command, model_directory, other_directory, tmp_p
         (["--target", other_directory, "--drafter", fixtures / "tiny_drafter.safetensors"], "taps"),
         (["--target", model_directory, "--drafter", "demo"], "--target"),
         (["--target", model_directory, "--device", "nowhere"], "--device"),
+        (
+            ["--target", model_directory, "--drafter", fixtures / "tiny_drafter.safetensors"]
+            + ["--device", "meta"],
+            "computes on a CPU; with --device meta use",
+        ),
     ):
         status, out, err = command(*common, *arguments)
         assert (status, out) == (2, "") and expected in err and err.count("\n") == 1, err

@@ -99,7 +99,7 @@ def _limited(engine, concurrency: int):
     limited = DSparkEngine(
         engine.target,
         engine.drafter,
-        dataclasses.replace(engine.config, cost_table=engine.cost_table),
+        dataclasses.replace(engine.config, cost_table=engine.cost_table, cost_table_cache=None),
         tokenizer=engine.tokenizer,
     )
     limited.slots = SlotAllocator(concurrency, (engine.target, engine.drafter))

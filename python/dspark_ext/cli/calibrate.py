@@ -52,7 +52,7 @@ def run(options) -> int:
         asked, dataset = _held_out_prompts(), "the demo's held-out prompts"
         log.print("No prompts were given; using the demo's. A calibration is good for prompts like")
         log.print("those it was fitted on: give your own with --file.")
-    served = models.load_with_status(options, config={"schedule": "fixed"})
+    served = models.load_with_status(options, verify_all=True)
     if served.engine.drafter is None:
         raise UserError("--drafter: a calibration needs a drafter with confidences")
     collector = _collect(options, served, asked, log)

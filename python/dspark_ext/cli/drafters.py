@@ -30,8 +30,9 @@ def open_drafter(word: str, options) -> Opened:
         return Opened(word, word)
     if word == DEMO:
         from ..demo.loading import DRAFTER
+        from ..draft_head.compact import CompactDraftHead
 
-        return _open_compact(DRAFTER)
+        return _compact(DRAFTER.stem, CompactDraftHead.load(DRAFTER), options)
     path = Path(word)
     if not path.exists():
         raise UserError(f"--drafter: {word}: no such file; expected a path, demo, ngram or none")
@@ -107,12 +108,13 @@ _MAKERS = {
 }
 
 
-def _open_compact(path: Path) -> Opened:
-    from ..draft_head.compact import CompactDraftHead
-
-    with told_of("--drafter"):
-        head = CompactDraftHead.load(path)
-    return Opened(COMPACT, path.stem, head.config.dspark_target_layer_ids, head)
+def _compact(name: str, head, options) -> Opened:
+    if options.device != "cpu":
+        raise UserError(
+            f"--drafter: {name} computes on a CPU; with --device {options.device} use another "
+            "draft head, a small model, ngram or none"
+        )
+    return Opened(COMPACT, name, head.config.dspark_target_layer_ids, head)
 
 
 def _open_head(path: Path, options) -> Opened:
@@ -124,7 +126,7 @@ def _open_head(path: Path, options) -> Opened:
         head = load_draft_head(path, dtype=weight_dtype(options))
     name = path.resolve().stem if path.is_file() else path.resolve().name
     if isinstance(head, CompactDraftHead):
-        return Opened(COMPACT, name, head.config.dspark_target_layer_ids, head)
+        return _compact(name, head, options)
     return Opened(HEAD, name, output_taps(head.config), head)
 
 

@@ -1,7 +1,8 @@
 """Tell what a checkpoint is: flavour, parameters and bytes by part, missing and unexpected tensors.
 
-Takes a draft head (safetensors file, directory, config.json) or a target's directory. Only headers
-are read. Exit status 1 if the tensors do not make up what the checkpoint claims to be.
+Takes a draft head (safetensors file, directory, config.json) or a target's directory. Of released
+heads only headers are read. Exit status 1 if the tensors do not make up what the checkpoint claims
+to be.
 """
 
 import json
@@ -107,11 +108,11 @@ def _of_draft_head(path: Path) -> dict:
 def _of_compact(files) -> dict:
     from ..draft_head.compact import CompactDraftHead
 
-    config = json.loads(files.metadata.get("config", "{}"))
-    findings = {}
+    config, findings = {}, {}
     try:
+        config = json.loads(files.metadata.get("config", "{}"))
         CompactDraftHead.load(files.file)
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
         text = one_line(error).removeprefix(f"{files.file}: ")
         findings = {"tensors": text.split("; ")}
     return _facts(

@@ -17,6 +17,11 @@ DEMO = "demo"
 DTYPES = ("bf16", "fp32")
 PRESETS = ("low_latency", "high_throughput", "quality")
 MAX_LEN = 2048  # positions per request, where the model has more
+DRAFTING = (  # settings that say which drafts are made, not which are verified
+    *("method", "model", "prompt_lookup_min", "prompt_lookup_max", "num_speculative_tokens"),
+    *("draft_sample_method", "rejection_sample_method", "prefill_chunk", "seed"),
+    *("allow_lossy", "synthetic_acceptance_rates", "synthetic_acceptance_length"),
+)
 
 
 def add_arguments(parser, *, max_requests: int) -> None:
@@ -111,7 +116,7 @@ class Served:
     facts: dict
 
 
-def load_with_status(options, *, config: dict | None = None) -> Served:
+def load_with_status(options, *, verify_all: bool = False) -> Served:
     """As `load`, telling on standard error what is going on."""
     from .screen import consoles
 
@@ -121,27 +126,33 @@ def load_with_status(options, *, config: dict | None = None) -> Served:
         def progress(done: int, total: int, what: str) -> None:
             status.update(f"Timing what a step costs: {what} ({done} of {total})")
 
-        served = load(options, config=config, progress=progress)
+        served = load(options, verify_all=verify_all, progress=progress)
     if served.engine.config.lossy and served.engine.drafter is not None:
         log.print("[red]LOSSY: drafts are accepted at given rates; texts are not the target's.[/]")
     return served
 
 
-def load(options, *, config: dict | None = None, progress=None) -> Served:
-    """Everything that the model arguments ask for; `config` overrides single settings, `progress`
-    is told of measurements (`DSparkEngine`)."""
+def load(options, *, verify_all: bool = False, progress=None) -> Served:
+    """Everything that the model arguments ask for.
+
+    verify_all  of the settings only those about drafting hold, and every draft is verified
+    progress    is told of measurements (`DSparkEngine`)
+    """
     import torch
 
     from ..demo.loading import cpu_name, faster_thread_count
     from ..engine import DSparkEngine
     from .drafters import make_drafter, open_drafter
 
-    settings = read_settings(options, config or {})
+    settings = read_settings(options, verify_all)
     opened = open_drafter(_drafter_word(options, settings), options)
     name, model, tokenizer = _load_target_model(options)
     target = _make_target(options, model, opened)
     del model
-    threads = options.threads or faster_thread_count(target)
+    threads = options.threads
+    if threads is None:
+        on_cpu = options.device == "cpu"
+        threads = faster_thread_count(target) if on_cpu else torch.get_num_threads()
     torch.set_num_threads(threads)
     drafter = make_drafter(opened, target, options, settings, tokenizer)
     with told_of("--speculative-config"):
@@ -159,8 +170,8 @@ def load(options, *, config: dict | None = None, progress=None) -> Served:
     return Served(engine, name, tokenizer, tokenizer.chat, tokenizer.stop_ids, facts)
 
 
-def read_settings(options, overrides: dict):
-    """`SpeculativeConfig` of --preset, --speculative-config and `overrides`, the last one first."""
+def read_settings(options, verify_all: bool = False):
+    """`SpeculativeConfig` of --preset and --speculative-config, the latter first."""
     from ..engine import SpeculativeConfig
 
     values = {}
@@ -169,7 +180,10 @@ def read_settings(options, overrides: dict):
     if options.speculative_config:
         values |= read_json("--speculative-config", options.speculative_config)
     with told_of("--speculative-config", ValueError, TypeError):
-        return SpeculativeConfig.from_dict({**values, **overrides})
+        settings = SpeculativeConfig.from_dict(values)
+        if verify_all:
+            settings = SpeculativeConfig(**{name: getattr(settings, name) for name in DRAFTING})
+    return settings
 
 
 def read_json(argument: str, text: str) -> dict:

@@ -28,7 +28,7 @@ def run(options) -> int:
     from .screen import consoles
 
     out, log = consoles()
-    served = models.load_with_status(options, config={"schedule": "fixed"})
+    served = models.load_with_status(options, verify_all=True)
     engine = served.engine
     with Progress(console=log, transient=True) as bar:
         task = bar.add_task("Timing")

@@ -30,8 +30,8 @@ _LONG_PROMPT = 10_000  # characters from which a text is tokenised beside the ev
 
 @dataclasses.dataclass
 class Model:
-    """What is served. `tokenizer` has encode and decode; `chat` turns messages into a text, None
-    without a chat template; `stop_ids` end an answer."""
+    """What is served. `engine` has a tokenizer, which `tokenizer` is too: of encode and decode.
+    `chat` turns messages into a text, None without a chat template; `stop_ids` end an answer."""
 
     engine: object
     name: str
@@ -44,6 +44,8 @@ class Service:
     """The handlers and what they share."""
 
     def __init__(self, model: Model, limits: ServerLimits, api_key: str | None) -> None:
+        if model.engine.tokenizer is None:
+            raise ValueError("dspark_ext.server: engine: expected one with a tokenizer, for texts")
         self.model, self.limits = model, limits
         self.created, self.closing = int(time.time()), False
         self._api_key = api_key
