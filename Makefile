@@ -32,6 +32,7 @@ FORMATTED := $(shell find csrc hip -name '*.cpp' -o -name '*.h' -o -name '*.cu')
 .PHONY: help
 help:
 	@echo "make demo       answer three prompts with and without DSpark, print the table"
+	@echo "make generate, chat, serve, doctor   these commands of dspark-ext (docs/command-line.md)"
 	@echo "make test       the test suite            make test-all   and the slow tests"
 	@echo "make bench      the benchmarks, results in bench/results/"
 	@echo "make gpu-check  everything on this machine's GPU, results in build/gpu-check.md"
@@ -80,11 +81,14 @@ $(STAMPS)/package: $(STAMPS)/torch-$(TORCH) $(SOURCES)
 	    || { tail -n 30 build/install.log; exit 1; }
 	@touch $@
 
-.PHONY: env demo test test-all vllm-test bench gpu-check
+.PHONY: env demo generate chat serve doctor test test-all vllm-test bench gpu-check
 env: $(STAMPS)/package
 
 demo: env
 	@$(PY) -m dspark_ext.demo $(ARGS)
+
+generate chat serve doctor: env
+	@$(PY) -m dspark_ext_command $@ $(ARGS)
 
 test: env
 	@$(PY) -m pytest $(ARGS)
