@@ -9,17 +9,21 @@ import expert_oracles as oracles
 import pytest
 
 WAYS = ("rows", "panels")
-# Warps of 4 have no matrix unit: few kinds stand for the others.
-WITHOUT_UNIT = ("bf16", "fp8-32", "mxfp4")
+# Of the other widths a few kinds stand for all; warps of 4 have no matrix unit.
+KINDS = {
+    4: ("bf16", "fp8-32", "mxfp4"),
+    32: oracles.MATRIX_KINDS,
+    64: ("bf16", "fp8-128", "fp8-32", "mxfp4"),
+}
 
 
 def on_every_width(cases) -> list[tuple]:
     """(check, kind, warp size)."""
     return [
         (check, kind, warp_size)
-        for check, kind in cases
         for warp_size in emulated.WARP_SIZES
-        if warp_size != 4 or kind in WITHOUT_UNIT
+        for check, kind in cases
+        if kind in KINDS[warp_size]
     ]
 
 
