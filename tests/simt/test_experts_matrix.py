@@ -6,7 +6,12 @@ import emulated
 import expert_checks as checks
 import expert_layers as layers
 import expert_oracles as oracles
+import expert_sweep as sweep
 import pytest
+import torch
+from kit import bits_equal
+
+from dspark_ext import moe
 
 WAYS = ("rows", "panels")
 # Of the other widths a few kinds stand for all; warps of 4 have no matrix unit.
@@ -53,3 +58,46 @@ LAYERS = [(check, kind) for check in layers.CHECKS for kind in oracles.MATRIX_KI
 @pytest.mark.parametrize("way", WAYS)
 def test_layers(way, check, kind, warp_size):
     run(layers.CHECKS[check], way, layers.LAYER_WAYS, kind, warp_size)
+
+
+# ---- plans that cannot be -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"tile_expert": [7, 1, 2]},
+        {"tile_row": [9, 1, 3]},
+        {"tile_row": [-1, 1, 3]},
+        {"tile_row": [2**62, 1, 3]},
+        {"tile_size": [400, 2, 1]},
+        {"tile_size": [-3, 2, 1]},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("warp_size", emulated.WARP_SIZES)
+@pytest.mark.parametrize("way", WAYS)
+def test_tiles_that_a_plan_cannot_have_are_left_out(way, warp_size, change):
+    """What a CPU refuses; a device cannot. No memory is read or written for them."""
+    plan = moe.plan(torch.tensor([[0], [1], [2], [1]]), 3, tile_rows=4)
+    weights = sweep.make_weights("bf16", (3, 20, 64))
+    x = sweep.make_rows(4, 64, torch.bfloat16)
+    bad = {key: torch.tensor(value).to(getattr(plan, key).dtype) for key, value in change.items()}
+    with emulated.operators(warp_size=warp_size, level=emulated.FULL):
+        if reason := checks.missing(checks.WAYS[way]):
+            pytest.skip(reason)
+        want = checks.WAYS[way](x, weights, plan)
+        got = checks.WAYS[way](x, weights, plan._replace(**bad))
+    assert bits_equal(got[1:], want[1:])
+
+
+@pytest.mark.parametrize("warp_size", emulated.WARP_SIZES)
+@pytest.mark.parametrize("way", WAYS)
+def test_no_tokens(way, warp_size):
+    plan = moe.plan(torch.zeros(0, 2, dtype=torch.int32), 3, tile_rows=16)
+    weights = sweep.make_weights("mxfp4", (3, 20, 64))
+    with emulated.operators(warp_size=warp_size, level=emulated.FULL):
+        if reason := checks.missing(checks.WAYS[way]):
+            pytest.skip(reason)
+        got = checks.WAYS[way](torch.zeros(0, 64).bfloat16(), weights, plan, activation="swiglu")
+    assert got.shape == (0, 10)
