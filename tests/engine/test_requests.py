@@ -196,6 +196,20 @@ def test_a_request_that_would_never_fit_does_not_block_the_others(
     assert engine.slots.available == 2 and not engine.has_work
 
 
+def test_a_request_that_cannot_be_restored_ends(serve, prompts, greedy, monkeypatch):
+    engine = serve(max_requests=2)
+    handles = [engine.submit(prompt, GREEDY) for prompt in prompts[:2]]
+
+    def fail(slot):
+        raise ValueError("what was handed over is not this model's")
+
+    monkeypatch.setattr(handles[0].request, "restore", fail)
+    with pytest.raises(ValueError, match="what was handed over"):
+        engine.step()
+    assert handles[0].output.finish_reason == "error" and engine.slots.available == 2
+    assert handles[1].result().token_ids == greedy[1].token_ids
+
+
 def test_handles_wait_for_streams(serve, prompts):
     engine = serve(max_requests=1)
     stream = engine.stream(prompts[:1], GREEDY)

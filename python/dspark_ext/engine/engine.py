@@ -181,8 +181,7 @@ class DSparkEngine:
     def advance(self) -> list[StepEvent]:
         """As `step`; RuntimeError if requests wait and nothing can run."""
         events = self._session.step()
-        session = self._session
-        if not events and not session.num_running and session.num_waiting:
+        if self._session.stuck:
             raise RuntimeError(
                 "dspark_ext.engine: other streams hold all cache slots, or the target's cache has "
                 "no room for a request"
@@ -271,11 +270,14 @@ class DSparkEngine:
     def synthetic_rates(self, num_drafts: int) -> torch.Tensor | None:
         return None if self._rates is None else self._rates[:num_drafts].contiguous()
 
-    def admitted(self, slot: int) -> None:
-        """A new request holds the slot."""
+    def admitted(self, request: Request) -> None:
+        """A new request holds its slot."""
+        slot = request.slot
         self.acceptance.reset(torch.tensor([slot]))
         if self.lagged is not None:
             self.lagged[slot] = 1.0
+        if request.restore is not None:
+            request.restore(slot)
 
     def count(self, result: StepResult) -> None:
         """Take in the counts of a step."""

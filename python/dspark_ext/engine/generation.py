@@ -73,7 +73,7 @@ class Generation:
         try:
             while session.has_work:
                 events = session.step()
-                if not session.num_running and session.num_waiting and not events:
+                if session.stuck:
                     raise RuntimeError(
                         "dspark_ext.engine: other streams hold all cache slots, or the target's "
                         "cache has no room for a request"

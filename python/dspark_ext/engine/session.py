@@ -22,6 +22,8 @@ class Session:
     """A continuous batch: requests enter at any time and leave when they are done.
 
     stats     `GenerationStats` of all requests so far
+    stuck     whether the last step could not run because the first request in the queue found no
+              room and none of the session holds any: others do
     listener  called with (request, event, output) for what happens to a request; event is None
               when it was cancelled or its pass failed, output None until it is finished
 
@@ -38,6 +40,7 @@ class Session:
         self._running: list[Request] = []
         self._cancelled: set[Request] = set()
         self._arrivals = 0
+        self.stuck = False
 
     @property
     def num_waiting(self) -> int:
@@ -78,7 +81,8 @@ class Session:
         events; none if nothing could run. A pass that fails ends its requests ("error")."""
         with self.engine.lock:
             self._reap()
-            self._admit()
+            found_room = self._admit()
+            self.stuck = not (found_room or self._running)
             if not self._running:
                 return []
             start = time.perf_counter()
@@ -97,31 +101,39 @@ class Session:
         for request in [*self._running, *(entry[2] for entry in self._waiting)]:
             self.cancel(request)
 
-    def _admit(self) -> None:
-        slots = self.engine.slots
-        while self._waiting and slots.available:
+    def _admit(self) -> bool:
+        """Let in what fits. False if a request waits for room."""
+        while self._waiting:
             with self._queue_lock:
                 if not self._waiting:
-                    return
+                    break
                 request = self._waiting[0][2]
-                if request in self._cancelled:
-                    del self._waiting[0]
-                    continue
-                try:
-                    slot = slots.take(request.prompt_length + request.limit)
-                except Exception:  # it would never fit; the others shall not wait behind it
-                    del self._waiting[0]
-                    request.finish_reason = "error"
-                    self._listener(request, None, self._output(request, "error"))
-                    raise
-                if slot is None:
-                    return
+                if request not in self._cancelled:
+                    try:
+                        slot = self._take_slot(request)
+                    except Exception:  # it would never fit; the others shall not wait behind it
+                        del self._waiting[0]
+                        self._fail(request)
+                        raise
+                    if slot is None:
+                        return False
+                    request.slot = slot
+                    self._running.append(request)
                 del self._waiting[0]
-                request.slot = slot
-                self._running.append(request)
-            self.engine.admitted(slot)
-            if request.restore is not None:
-                request.restore(slot)
+            if request.slot >= 0:
+                try:
+                    self.engine.admitted(request)
+                except Exception:
+                    self._leave(request)
+                    self._fail(request)
+                    raise
+        return True
+
+    def _take_slot(self, request: Request) -> int | None:
+        slots = self.engine.slots
+        if not slots.available:
+            return None
+        return slots.take(request.prompt_length + request.limit)
 
     def _emit(self, result: StepResult, start: float) -> list[StepEvent]:
         stats = self.stats
@@ -197,10 +209,12 @@ class Session:
     def _abandon(self) -> None:
         for request in list(self._running):
             self._leave(request)
-            if request in self._cancelled:
-                continue
-            request.finish_reason = "error"
-            self._listener(request, None, self._output(request, "error"))
+            if request not in self._cancelled:
+                self._fail(request)
+
+    def _fail(self, request: Request) -> None:
+        request.finish_reason = "error"
+        self._listener(request, None, self._output(request, "error"))
 
     def _leave(self, request: Request) -> None:
         self._running.remove(request)
