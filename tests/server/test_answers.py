@@ -141,6 +141,7 @@ def test_models_health_and_metrics(server):
     status, _, body = server.request("GET", "/v1/models")
     (entry,) = json.loads(body)["data"]
     assert status == 200 and entry["id"] == "tiny" and entry["max_model_len"] == 160
+    assert json.loads(server.request("GET", "/v1/models/tiny")[2]) == entry
     assert json.loads(server.request("GET", "/health")[2])["status"] == "ok"
     before = server.metric("dspark_ext:generated_tokens_total")
     server.post("/v1/completions", {"prompt": PROMPT, "max_tokens": 30, "temperature": 0})

@@ -56,14 +56,21 @@ class Service:
     # -- routes
 
     async def models(self, request: Request) -> Response:
-        entry = {
+        return JSONResponse({"object": "list", "data": [self._entry()]})
+
+    async def one_model(self, request: Request) -> Response:
+        if request.path_params["name"] != self.model.name:
+            raise ApiError(404, f"expected the model {self.model.name}", code="model_not_found")
+        return JSONResponse(self._entry())
+
+    def _entry(self) -> dict:
+        return {
             "id": self.model.name,
             "object": "model",
             "created": self.created,
             "owned_by": "dspark_ext",
             "max_model_len": self.model.engine.target.max_len,
         }
-        return JSONResponse({"object": "list", "data": [entry]})
 
     async def health(self, request: Request) -> Response:
         if self.closing or not self.thread.alive:
@@ -308,6 +315,7 @@ def make_app(model: Model, limits: ServerLimits | None = None, api_key: str | No
         Route("/v1/completions", service.completions, methods=["POST"]),
         Route("/v1/chat/completions", service.chat_completions, methods=["POST"]),
         Route("/v1/models", service.models),
+        Route("/v1/models/{name:path}", service.one_model),
         Route("/health", service.health),
         Route("/metrics", service.show_metrics),
     ]

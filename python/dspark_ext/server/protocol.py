@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from ..engine import SamplingParams
-from .errors import invalid
+from .errors import ApiError, invalid
 from .fields import Fields
 from .limits import ServerLimits
 
@@ -108,7 +108,8 @@ def _params(fields: Fields, limits: ServerLimits) -> dict[str, Any]:
 def _check_model(fields: Fields, models: tuple[str, ...]) -> None:
     name = fields.take("model", str, models[0])
     if name not in models:
-        raise invalid("model", f"expected one of {', '.join(models)}", "model_not_found")
+        message = f"model: expected one of {', '.join(models)}"
+        raise ApiError(404, message, "model", "model_not_found")
 
 
 def _stop(value, limits: ServerLimits) -> tuple[str, ...]:
