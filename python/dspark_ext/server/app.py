@@ -1,11 +1,10 @@
-"""The application: routes, reading bodies, and answering from the engine's thread."""
+"""The application: routes, and answering from the engine's thread."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import dataclasses
-import hmac
 import time
 from collections.abc import Callable, Sequence
 
@@ -16,9 +15,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from .answers import Answer, Choice
-from .engine_thread import BusyError, EngineThread, Job
+from .engine_thread import BusyError, EngineThread, Job, merge
 from .errors import ApiError
 from .fields import parse_body
+from .incoming import authorise, read_body
 from .limits import ServerLimits
 from .metrics import CONTENT_TYPE, ServerMetrics
 from .protocol import Ask, read_chat, read_completion
@@ -81,11 +81,11 @@ class Service:
         return Response(self.metrics.render(), media_type=CONTENT_TYPE)
 
     async def completions(self, request: Request) -> Response:
-        body = parse_body(await self._read_body(request))
+        body = parse_body(await self._body(request))
         return await self._answer(request, read_completion(body, self.limits, self._names))
 
     async def chat_completions(self, request: Request) -> Response:
-        body = parse_body(await self._read_body(request))
+        body = parse_body(await self._body(request))
         ask = read_chat(body, self.limits, self._names)
         if self.model.chat is None:
             raise ApiError(
@@ -96,6 +96,10 @@ class Service:
         except ValueError as error:
             raise ApiError(400, f"messages: {error}", "messages", "invalid_value") from None
         return await self._answer(request, ask)
+
+    async def _body(self, request: Request) -> bytes:
+        authorise(request, self._api_key)
+        return await read_body(request, self.limits)
 
     @property
     def _names(self) -> tuple[str, ...]:
@@ -146,7 +150,7 @@ class Service:
             if ask.messages is not None:
                 for index in range(len(jobs)):
                     yield answer.first_chunk(index)
-            async for index, event in _merge(jobs):
+            async for index, event in merge(jobs):
                 choice = choices[index]
                 self._count(jobs[index], choice, event)
                 chunk = answer.chunk(index, event, len(choice.text))
@@ -227,68 +231,6 @@ class Service:
         if len(prompt) > _LONG_PROMPT:
             return await asyncio.to_thread(encode, prompt)
         return encode(prompt)
-
-    async def _read_body(self, request: Request) -> bytes:
-        self._authorise(request)
-        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind != "application/json":  # so that no web page can post here unasked
-            raise ApiError(415, f"content-type: expected application/json, got {kind!r}")
-        most = self.limits.max_body_bytes
-        length = request.headers.get("content-length", "0")
-        if length.isdigit() and int(length) > most:
-            raise self._too_large()
-        try:
-            return await asyncio.wait_for(self._receive(request), self.limits.receive_seconds)
-        except asyncio.TimeoutError:
-            raise ApiError(
-                408, f"the body took longer than {self.limits.receive_seconds:g} s", code="timeout"
-            ) from None
-
-    async def _receive(self, request: Request) -> bytes:
-        body = bytearray()
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > self.limits.max_body_bytes:
-                raise self._too_large()
-        return bytes(body)
-
-    def _too_large(self) -> ApiError:
-        most = self.limits.max_body_bytes
-        return ApiError(413, f"the body is larger than {most} bytes", code="body_too_large")
-
-    def _authorise(self, request: Request) -> None:
-        if self._api_key is None:
-            return
-        given = request.headers.get("authorization", "").encode()
-        if not hmac.compare_digest(given, f"Bearer {self._api_key}".encode()):
-            raise ApiError(401, "authorization: expected the server's API key as Bearer token")
-
-
-async def _merge(jobs: list[Job]):
-    """(index, event) of several jobs as they come, until all have ended."""
-    if len(jobs) == 1:
-        async for event in jobs[0].events():
-            yield 0, event
-        return
-    merged: asyncio.Queue = asyncio.Queue()
-
-    async def forward(index: int, job: Job) -> None:
-        async for event in job.events():
-            merged.put_nowait((index, event))
-        merged.put_nowait(None)
-
-    tasks = [asyncio.create_task(forward(index, job)) for index, job in enumerate(jobs)]
-    try:
-        open_jobs = len(jobs)
-        while open_jobs:
-            item = await merged.get()
-            if item is None:
-                open_jobs -= 1
-            else:
-                yield item
-    finally:
-        for task in tasks:
-            task.cancel()
 
 
 def _reason(error: ValueError) -> str:

@@ -171,3 +171,30 @@ class EngineThread:
             if job.handle.output is not None:
                 del self._jobs[number]
                 job.end(reason)
+
+
+async def merge(jobs: list[Job]):
+    """(index, event) of several jobs as they come, until all have ended."""
+    if len(jobs) == 1:
+        async for event in jobs[0].events():
+            yield 0, event
+        return
+    merged: asyncio.Queue = asyncio.Queue()
+
+    async def forward(index: int, job: Job) -> None:
+        async for event in job.events():
+            merged.put_nowait((index, event))
+        merged.put_nowait(None)
+
+    tasks = [asyncio.create_task(forward(index, job)) for index, job in enumerate(jobs)]
+    try:
+        open_jobs = len(jobs)
+        while open_jobs:
+            item = await merged.get()
+            if item is None:
+                open_jobs -= 1
+            else:
+                yield item
+    finally:
+        for task in tasks:
+            task.cancel()
