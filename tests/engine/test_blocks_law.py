@@ -99,6 +99,28 @@ def test_texts_follow_the_target(name):
         assert stats.trimmed_rows > 0
 
 
+@pytest.mark.parametrize("method", ["block", "token"])
+def test_masked_stop_tokens_leave_the_rest_of_the_law(method):
+    """`min_new_tokens`: the law of the target without the stop token, in every row of a block."""
+    engine = make_engine(rejection_sample_method=method)
+    params = [
+        SamplingParams(
+            seed=index, max_new_tokens=LENGTH + 3, min_new_tokens=LENGTH, stop_token_ids=(2,)
+        )
+        for index in range(RUNS)
+    ]
+    outputs = engine.generate([[1, START]] * RUNS, params).outputs
+    tokens = torch.tensor([output.token_ids[:LENGTH] for output in outputs])
+    assert (tokens < 2).all()
+    step = TARGET.double()[:2, :2].softmax(-1)
+    joint = step[START]
+    for _ in range(LENGTH - 1):
+        joint = (joint.view(-1, 2)[:, :, None] * step[None]).flatten()
+    assert_law((tokens * 2 ** torch.arange(LENGTH - 1, -1, -1)).sum(1), joint, method)
+    ends = [output.finish_reason == "stop" for output in outputs]
+    assert 0.2 < sum(ends) / RUNS < 0.8
+
+
 def test_reused_noise_breaks_the_law(monkeypatch):
     """Negative control: a second block that draws its drafts under the request's own seed."""
     monkeypatch.setattr(drafting, "_GOLDEN", 0)

@@ -161,6 +161,7 @@ def test_what_vllm_says(values, expected):
         ({"blocks_per_step": 2, "schedule": "lagged"}, "contradicts schedule 'lagged'"),
         ({"blocks_per_step": 2, "schedule": "uniform"}, "contradicts schedule 'uniform'"),
         ({"draft_gate": True, "min_acceptance": 0.5}, "exclude each other: both switch"),
+        ({"draft_gate": True, "cost_table": TABLE}, "needs a cost_table with request_rows"),
         ({"probe_interval": 3}, "probe_interval=3 is only read with min_acceptance > 0"),
         ({"prompt_lookup_max": 3}, "only read with method 'ngram'"),
         (
@@ -255,6 +256,11 @@ def test_files(tmp_path):
         SpeculativeConfig.from_json(path)
     with pytest.raises(FileNotFoundError):
         SpeculativeConfig.from_json(tmp_path / "none.json")
+    TABLE.save(tmp_path / "table.json")
+    values = {"schedule": "lagged", "cost_table": str(tmp_path / "table.json")}
+    assert SpeculativeConfig.from_dict(values).cost_table.rows == [1, 24]
+    with pytest.raises(FileNotFoundError, match="no cost table at"):
+        SpeculativeConfig.from_dict({**values, "cost_table": "none.json"})
 
 
 # -- what the engine makes of them

@@ -122,15 +122,19 @@ class SpeculativeConfig:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "SpeculativeConfig":
         """Build from a mapping, say parsed JSON, with our names, vLLM's, or "preset" and what
-        differs from it. A name that is unknown or cannot be honoured is a ValueError saying so."""
+        differs from it. `cost_table` may be a table's JSON form or the name of its file. A name
+        that is unknown or cannot be honoured is a ValueError saying so."""
         values = dict(values)
         preset = values.pop("preset", None)
         values = vllm_config.translate(values)
         if preset is not None:
             checks.require_choice(_OWNER, "preset", preset, tuple(PRESETS))
             values = {**PRESETS[preset], **values}
-        if isinstance(values.get("cost_table"), Mapping):
-            values["cost_table"] = CostTable.from_dict(values["cost_table"])
+        table = values.get("cost_table")
+        if isinstance(table, Mapping):
+            values["cost_table"] = CostTable.from_dict(table)
+        elif isinstance(table, str):
+            values["cost_table"] = CostTable.load(table)
         return checks.from_dict(cls, values)
 
     @classmethod
@@ -265,6 +269,13 @@ def _check_contradictions(config: SpeculativeConfig) -> None:
     if config.draft_gate and config.min_acceptance > 0:
         raise checks.error(
             _OWNER, "draft_gate and min_acceptance exclude each other: both switch drafting off"
+        )
+    table = config.cost_table
+    if config.draft_gate and table is not None and table.request_seconds is None:
+        raise checks.error(
+            _OWNER,
+            "draft_gate needs a cost_table with request_rows and request_seconds, what drafting "
+            "takes by number of requests",
         )
     if several and schedule in ("lagged", "uniform"):
         raise checks.error(
