@@ -129,3 +129,32 @@ def test_lossy_settings_have_to_be_allowed_and_are_marked(command, tiny_pair_arg
     assert status == 2 and "allow_lossy" in err
     status, out, err = command(*words, json.dumps({**settings, "allow_lossy": True}))
     assert status == 0 and json.loads(out)["lossy"] is True and "LOSSY" in err
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"blocks_per_step": 2},
+        {"preset": "high_throughput"},
+        {"preset": "quality", "num_speculative_tokens": 2},
+        {"schedule": "budget", "verify_budget": 4},
+        {"schedule": "uniform"},
+        {"min_acceptance": 0.99, "acceptance_window": 2},
+        {"rejection_sample_method": "token", "draft_sample_method": "greedy"},
+    ],
+    ids=str,
+)
+def test_every_kind_of_setting_is_reported_and_drawn(
+    command, tiny_pair_arguments, tmp_path, settings
+):
+    words = ["generate", *tiny.PROMPTS[:2], "--raw", "--max-new-tokens", 24, "--json"]
+    words += tiny_pair_arguments
+    files = ["--report", tmp_path / "r.json", "--plot", tmp_path / "p.png"]
+    status, out, err = command(*words, *files, "--speculative-config", json.dumps(settings))
+    assert status == 0, err
+    plain = command(*words, "--plain")[1]
+    texts = [[json.loads(line)["text"] for line in each.splitlines()] for each in (out, plain)]
+    assert texts[0] == texts[1] and (tmp_path / "p.png").exists()
+    total = json.loads((tmp_path / "r.json").read_text())["total"]
+    assert total["emitted"] == 48
+    assert total["verified_drafts"] == total["acceptance"]["drafted"] > 0

@@ -71,7 +71,7 @@ def _answer(options, served, work, plain: bool, out, log):
 
     encoded, params, labels = work
     engine = served.engine
-    collector = Collector(len(encoded), 0 if plain else engine.num_drafts)
+    collector = Collector(len(encoded), 0 if plain else engine.most_drafts)
     with told_of("PROMPT", ValueError):
         stream = engine.stream(encoded, params, speculative=not plain)
     if len(encoded) == 1 and not options.json:
