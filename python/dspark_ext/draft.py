@@ -109,8 +109,8 @@ def markov_sample(
         exact: also on devices with matrix units, take the bias product in the fixed order of
             docs/numerics.md, section 10, which gives the same bits everywhere. False: matrix units
             may take it, u rounded to the dtype of w2; a request's bits then depend on the kind of
-            device, still not on the batch. On a CPU, and for a float32 w2, there is one order and
-            this changes nothing.
+            device, still not on the batch. On a CPU without AMX, and for a float32 w2, there is one
+            order and this changes nothing.
         vocab_size: V, width of the logits kept; default V_draft, with d2t the rows of w1.
 
     Raises RuntimeError for shapes, dtypes, a head without its parts and, on a CPU, a token without

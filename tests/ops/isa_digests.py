@@ -47,6 +47,7 @@ def drafts(generator):
             temperature=torch.linspace(0, 1.5, 9),
             seeds=torch.arange(9),
             positions=torch.arange(9) * 7,
+            exact=True,
         )
         yield from output[:3]
         yield from output.statistics
@@ -71,6 +72,7 @@ def draft_heads(generator):
                 temperature=torch.linspace(0, 1.5, batch),
                 seeds=torch.arange(batch),
                 positions=5,
+                exact=True,
             )
             yield from output[:3]
             yield from output.statistics

@@ -44,9 +44,9 @@ def test_thread_count_changes_nothing(kind):
         assert_same(outputs[0], other)
 
 
-def test_exact_is_the_only_order_on_a_cpu():
+def test_float32_weights_have_one_order_on_a_cpu():
     it = head(4, 3, 300, 24)
-    assert_same(sample(it), sample(it, exact=True))
+    assert_same(sample(it, exact=False), sample(it))
 
 
 def test_strided_logits_and_weights():

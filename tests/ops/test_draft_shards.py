@@ -97,6 +97,7 @@ def test_steps_are_those_of_the_block(kind, dtype):
             head_weight=it.head_weight,
             head_bias=it.head_bias,
             state=state,
+            exact=True,
         )
         assert (step.state is None) == (kind != "rnn")
         statistics = draft.row_statistics(step.logits, it.temperature)

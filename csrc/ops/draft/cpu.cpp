@@ -10,6 +10,7 @@
 #include "device/philox.h"
 #include "ops/draft/algorithm.h"
 #include "ops/draft/cpu_head.h"
+#include "ops/draft/cpu_tiles.h"
 #include "ops/draft/cpu_types.h"
 
 namespace dspark::DSPARK_ISA {
@@ -89,6 +90,25 @@ inline void block_bias(const MarkovArgs& args, const LogitsBlock& block, const W
             const DotRows<float> matrix = {widened, args.padded_rank, args.padded_rank, count};
             dot_columns(matrix, inputs, args.batch, keep);
         }
+    }
+}
+
+// base + bias for a range of blocks; put_bias(block) fills `bias`.
+template <class PutBias>
+inline void logits_of_blocks(const MarkovArgs& args, int64_t k, int64_t begin, int64_t end,
+                             const float* bias, const PutBias& put_bias) {
+    for (int64_t i = begin; i < end; ++i) {
+        const int64_t left = args.draft_vocab - i * kBiasRows;
+        const LogitsBlock block = {k, i * kBiasRows,
+                                   left < kBiasRows ? static_cast<int>(left) : kBiasRows};
+        with_type(args.logits_type, args.base_logits,
+                  [&](const auto* base_logits) { prefetch_base(args, base_logits, block); });
+        put_bias(block);
+        with_type(args.logits_type, args.base_logits, [&](const auto* base_logits) {
+            for (int64_t b = 0; b < args.batch; ++b) {
+                write_logits(args, base_logits, block, b, bias + b * kBiasRows);
+            }
+        });
     }
 }
 
@@ -178,21 +198,22 @@ void head_inputs(const MarkovArgs& args, int64_t request_begin, int64_t request_
 
 void markov_logits(const MarkovArgs& args, int64_t k, int64_t block_begin, int64_t block_end,
                    float* scratch) {
-    float* bias = scratch + kBiasLanes * args.padded_rank;
-    for (int64_t i = block_begin; i < block_end; ++i) {
-        const int64_t left = args.draft_vocab - i * kBiasRows;
-        const LogitsBlock block = {k, i * kBiasRows,
-                                   left < kBiasRows ? static_cast<int>(left) : kBiasRows};
-        with_type(args.logits_type, args.base_logits,
-                  [&](const auto* base_logits) { prefetch_base(args, base_logits, block); });
-        with_type(args.w2_type, args.w2,
-                  [&](const auto* w2) { block_bias(args, block, w2, scratch, bias); });
-        with_type(args.logits_type, args.base_logits, [&](const auto* base_logits) {
-            for (int64_t b = 0; b < args.batch; ++b) {
-                write_logits(args, base_logits, block, b, bias + b * kBiasRows);
-            }
-        });
+    float* const widened = scratch;
+    float* const bias = widened + 16 * kTileDepth * tile_steps(args.rank);
+    if (!takes_tiles(args)) {
+        return logits_of_blocks(
+            args, k, block_begin, block_end, bias, [&](const LogitsBlock& block) {
+                with_type(args.w2_type, args.w2,
+                          [&](const auto* w2) { block_bias(args, block, w2, widened, bias); });
+            });
     }
+    const TileScratch memory(args, bias + args.batch * kBiasRows);
+    put_inputs(args, memory.inputs);
+    with_tiles([&](auto& tiles) {
+        logits_of_blocks(args, k, block_begin, block_end, bias, [&](const LogitsBlock& block) {
+            tile_bias(args, tiles, block.first, block.count, widened, memory, bias);
+        });
+    });
 }
 
 void markov_tiles(const MarkovArgs& args, int64_t k, int64_t tile_begin, int64_t tile_end) {

@@ -5,6 +5,29 @@
 #include "backends/cpu/isa.h"
 #include "ops/draft/args.h"
 
+namespace dspark::draft {
+
+// Of the tiles of cpu_tiles.h: requests of a group, entries of a row of w2 in a step.
+constexpr int64_t kTileRequests = 16;
+constexpr int64_t kTileDepth = 32;
+
+inline int64_t tile_groups(int64_t batch) {
+    return (batch + kTileRequests - 1) / kTileRequests;
+}
+inline int64_t tile_steps(int64_t rank) {
+    return (rank + kTileDepth - 1) / kTileDepth;
+}
+
+// Scratch of markov_logits: 32 rows of w2 in 16 bits or 16 in float32, the bias of a block, and
+// what tiles take, inputs in 16 bits and the sums of four tiles.
+inline int64_t logits_scratch_floats(const MarkovArgs& args) {
+    const int64_t depth = tile_steps(args.rank) * kTileDepth;
+    const int64_t inputs = tile_groups(args.batch) * kTileRequests * depth / 2;
+    return 16 * depth + args.batch * kBiasRows + inputs + 4 * 256;
+}
+
+}  // namespace dspark::draft
+
 // clang-format off
 DSPARK_CPU_DECLARE(
     // Fills the columns of `logits` no draft id maps to with -inf; rows = pairs (request, draft).
@@ -24,7 +47,7 @@ DSPARK_CPU_DECLARE(
     // u and the next state from z, for a range of requests.
     void head_inputs(const ::dspark::MarkovArgs& args, int64_t request_begin, int64_t request_end);
     // Logits of draft k, base + bias, for a range of blocks of kBiasRows draft ids, all requests;
-    // `scratch` holds kBiasLanes * padded_rank + batch * kBiasRows floats.
+    // `scratch` holds logits_scratch_floats.
     void markov_logits(const ::dspark::MarkovArgs& args, int64_t k, int64_t block_begin,
                        int64_t block_end, float* scratch);
     // Statistics of the logits kept of draft k, for a range of pairs (request, tile).

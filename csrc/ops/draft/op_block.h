@@ -90,7 +90,7 @@ inline void logits_step(const char* op, const MarkovArgs& args, int64_t k) {
     const int64_t block_work = args.batch * kBiasRows * (args.padded_rank + kBiasLanes);
     parallel_with_scratch(round_up(args.draft_vocab, kBiasRows) / kBiasRows,
                           1 + kMultiplyAddsPerThread / (block_work + 1),
-                          kBiasLanes * args.padded_rank + args.batch * kBiasRows,
+                          logits_scratch_floats(args),
                           [&](int64_t begin, int64_t end, float* scratch) {
                               DSPARK_CPU_DISPATCH(markov_logits, args, k, begin, end, scratch);
                           });
@@ -115,7 +115,7 @@ inline std::vector<char> make_scratch(MarkovArgs& args) {
     return scratch;
 }
 
-// There is one path: the fixed order.
+// The fixed order, or tile registers where there are some.
 inline void run_block(MarkovArgs& args) {
     const std::vector<char> scratch = make_scratch(args);  // a state begins as zeros
     if (args.vocab > args.draft_vocab) {
