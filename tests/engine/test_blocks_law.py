@@ -130,8 +130,7 @@ def test_reused_noise_breaks_the_law(monkeypatch):
         "continue_threshold": 0.0,
         "rejection_sample_method": "block",
     }
-    runs = 30_000
-    cells, _ = draw(make_engine(**config), runs)
+    cells, _ = draw(make_engine(**config), 8000)
     counts = torch.bincount(cells, minlength=3**LENGTH)
     assert chi_square_p(counts, law()) < 1e-6
 
