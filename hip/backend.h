@@ -15,6 +15,7 @@
 #define DSPARK_HOST_DEVICE __attribute__((host, device, always_inline)) inline
 #define DSPARK_KERNEL(threads, ...) \
     __attribute__((global, amdgpu_flat_work_group_size(threads, threads)))
+#define DSPARK_UNROLL _Pragma("unroll")
 #define DSPARK_SHARED(Type, name) __attribute__((shared)) Type name
 #define DSPARK_LARGE_SHARED(Type, name) DSPARK_SHARED(Type, name)
 
@@ -163,6 +164,15 @@ int with_warp_size(Function&& f) {
     code = hipDeviceGetAttribute(&size, hipDeviceAttributeWarpSize, device);
     if (code != hipSuccess) return static_cast<int>(code);
     return size == 32 ? f(std::integral_constant<int, 32>{}) : f(std::integral_constant<int, 64>{});
+}
+
+// Multiprocessors of the current device; 1 where it cannot be asked.
+inline int multiprocessors() {
+    int device = 0, count = 0;
+    const bool is_known =
+        hipGetDevice(&device) == hipSuccess &&
+        hipDeviceGetAttribute(&count, hipDeviceAttributeMultiprocessorCount, device) == hipSuccess;
+    return is_known && count > 0 ? count : 1;
 }
 
 template <class Args>

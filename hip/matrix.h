@@ -50,4 +50,28 @@ DSPARK_DEVICE void matrix_instruction(const uint32_t (&left)[kMatrixLeftWords<W>
     for (int i = 0; i < 4; ++i) sums[i] = c[i];
 }
 
+// ---- operands -----------------------------------------------------------------------------------
+
+// The instruction has a byte for each number. Of a constant this is worked out by the compiler.
+DSPARK_DEVICE uint32_t permute_bytes(uint32_t low, uint32_t high, uint32_t selector) {
+    const uint32_t pairs = (selector | selector << 8) & 0x00FF00FFu;
+    const uint32_t numbers = (pairs | pairs << 4) & 0x0F0F0F0Fu;
+    return __builtin_amdgcn_perm(high, low, numbers);
+}
+
+template <class Half>
+DSPARK_DEVICE uint32_t multiply_pair(uint32_t a, uint32_t b) {
+    if constexpr (std::is_same_v<Half, BFloat16>) {  // as float32, whose upper half is the result
+        const float low = __builtin_bit_cast(float, a << 16) * __builtin_bit_cast(float, b << 16);
+        const float high =
+            __builtin_bit_cast(float, a & 0xFFFF0000u) * __builtin_bit_cast(float, b & 0xFFFF0000u);
+        return __builtin_bit_cast(uint32_t, low) >> 16 |
+               (__builtin_bit_cast(uint32_t, high) & 0xFFFF0000u);
+    } else {
+        using Pair = _Float16 __attribute__((ext_vector_type(2)));
+        return __builtin_bit_cast(uint32_t,
+                                  __builtin_bit_cast(Pair, a) * __builtin_bit_cast(Pair, b));
+    }
+}
+
 }  // namespace dspark::DSPARK_ISA

@@ -12,6 +12,7 @@
 // against occupancy, down to spills.
 #define DSPARK_KERNEL(...) __global__ DSPARK_LAUNCH_BOUNDS(__VA_ARGS__, 2, )
 #define DSPARK_LAUNCH_BOUNDS(threads, blocks, ...) __launch_bounds__(threads, blocks)
+#define DSPARK_UNROLL _Pragma("unroll")
 #define DSPARK_SHARED(Type, name) __shared__ Type name
 #define DSPARK_LARGE_SHARED(Type, name)                                          \
     extern __shared__ __align__(128) unsigned char dspark_large_shared_memory[]; \
@@ -133,6 +134,15 @@ inline const char* error_string(int code) {
 template <class Function>
 int with_warp_size(Function&& f) {
     return f(std::integral_constant<int, 32>{});
+}
+
+// Multiprocessors of the current device; 1 where it cannot be asked.
+inline int multiprocessors() {
+    int device = 0, count = 0;
+    const bool is_known =
+        cudaGetDevice(&device) == cudaSuccess &&
+        cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) == cudaSuccess;
+    return is_known && count > 0 ? count : 1;
 }
 
 template <class Args>

@@ -45,4 +45,23 @@ DSPARK_DEVICE void matrix_instruction(const uint32_t (&left)[kMatrixLeftWords<W>
 
 #undef DSPARK_MMA
 
+// ---- operands -----------------------------------------------------------------------------------
+
+DSPARK_DEVICE uint32_t permute_bytes(uint32_t low, uint32_t high, uint32_t selector) {
+    uint32_t out;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(out) : "r"(low), "r"(high), "r"(selector));
+    return out;
+}
+
+template <class Half>
+DSPARK_DEVICE uint32_t multiply_pair(uint32_t a, uint32_t b) {
+    uint32_t out;
+    if constexpr (std::is_same_v<Half, BFloat16>) {  // sm_80 has no product of its own: a b + -0
+        asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(out) : "r"(a), "r"(b), "r"(0x80008000u));
+    } else {
+        asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(out) : "r"(a), "r"(b));
+    }
+    return out;
+}
+
 }  // namespace dspark::DSPARK_ISA

@@ -64,16 +64,17 @@ def _library() -> tuple[Emulator, torch.library.Library]:
 
 
 @contextlib.contextmanager
-def operators(warp_size: int = 32, seed: int = 0, level: int = BOUNDS):
+def operators(warp_size: int = 32, seed: int = 0, level: int = BOUNDS, multiprocessors: int = 2):
     """`dspark_ext.sampling` runs the device kernels while this is active.
 
     Args:
         warp_size: 4, 32 or 64.
         seed: of the order in which threads run; 0 is the plain order.
         level: what is checked and counted, see csrc/backends/simt/emulator.h.
+        multiprocessors: that the device has, as grids of kernels that walk items go by them.
     """
     emulator, _ = _library()
-    emulator.configure(level=level, seed=seed, warp_size=warp_size)
+    emulator.configure(level=level, seed=seed, warp_size=warp_size, multiprocessors=multiprocessors)
     with operators_replaced(torch.ops.dspark_simt):
         yield
 

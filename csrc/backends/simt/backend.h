@@ -21,6 +21,8 @@
 // many blocks a multiprocessor must be able to hold; 1 lets the compiler take the registers it
 // wants.
 #define DSPARK_KERNEL(...) [[maybe_unused]] static
+// Before a loop whose counter numbers registers: it has to be unrolled.
+#define DSPARK_UNROLL
 // Declares, in the body of a kernel, an uninitialised object that the threads of a block share: a
 // struct of SharedArrays. One per kernel.
 #define DSPARK_SHARED(Type, name)                                               \
@@ -184,6 +186,11 @@ int with_warp_size(Function&& f) {
         default:
             return f(std::integral_constant<int, 32>{});
     }
+}
+
+// How many blocks the device runs side by side, at least.
+inline int multiprocessors() {
+    return emulator::multiprocessors();
 }
 
 // Runs the kernel with `threads` threads in each block of the grid. 0, or an error code at once if

@@ -24,6 +24,9 @@ DSPARK_EXPORT void dspark_simt_set_warp_size(int warp_size) {
 DSPARK_EXPORT void dspark_simt_set_warpgroups(int has_them) {
     emulator::set_warpgroups(has_them != 0);
 }
+DSPARK_EXPORT void dspark_simt_set_multiprocessors(int count) {
+    emulator::set_multiprocessors(count);
+}
 DSPARK_EXPORT void dspark_simt_set_launch_hook(emulator::LaunchHook hook) {
     emulator::set_launch_hook(hook);
 }

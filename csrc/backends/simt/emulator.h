@@ -55,6 +55,9 @@ int warp_size();
 // Whether a device with warps of 32 has warpgroups, for launch sequences that ask; not by default.
 void set_warpgroups(bool has_them);
 bool has_warpgroups();
+// Likewise how many multiprocessors it has; 2 by default.
+void set_multiprocessors(int count);
+int multiprocessors();
 
 // Instead of running a kernel, launch() passes it to the hook and returns what the hook returns.
 using LaunchHook = int (*)(const char* name, const int* grid, int threads, const void* args,
@@ -109,6 +112,7 @@ struct MatrixRegisters {
 };
 void matrix_operation(FloatType type, int warp_size, const MatrixRegisters& registers,
                       const char* file, int line);
+uint32_t multiply_halves(FloatType type, uint32_t a, uint32_t b);
 void block_barrier(const char* file, int line);
 void require_warp_size(int warp_size);
 [[noreturn]] void trap();

@@ -34,6 +34,12 @@ void set_warpgroups(bool has_them) {
 bool has_warpgroups() {
     return machine.settings.warpgroups;
 }
+void set_multiprocessors(int count) {
+    machine.settings.multiprocessors = count;
+}
+int multiprocessors() {
+    return machine.settings.multiprocessors;
+}
 void set_launch_hook(LaunchHook hook) {
     machine.settings.hook = hook;
 }

@@ -1,6 +1,7 @@
 // Matrix instructions, from the register layouts that their makers publish.
 #include "backends/simt/machine.h"
 #include "device/dtype.h"
+#include "device/narrow.h"
 
 namespace dspark::emulator {
 namespace {
@@ -92,7 +93,31 @@ void multiply(const Thread* lanes, int warp_size) {
     }
 }
 
+uint16_t product(BFloat16 a, BFloat16 b) {
+    BFloat16 out;
+    simt::narrow(simt::to_float(a) * simt::to_float(b), &out);
+    return out.bits;
+}
+uint16_t product(Float16 a, Float16 b) {
+    Float16 out;
+    simt::narrow(simt::to_float(a) * simt::to_float(b), &out);
+    return out.bits;
+}
+
+template <class Half>
+uint32_t products(uint32_t a, uint32_t b) {
+    const auto half = [](uint32_t word, int i) {
+        return Half{static_cast<uint16_t>(word >> 16 * i)};
+    };
+    return product(half(a, 0), half(b, 0)) | static_cast<uint32_t>(product(half(a, 1), half(b, 1)))
+                                                 << 16;
+}
+
 }  // namespace
+
+uint32_t multiply_halves(FloatType type, uint32_t a, uint32_t b) {
+    return type == FloatType::kBFloat16 ? products<BFloat16>(a, b) : products<Float16>(a, b);
+}
 
 void multiply_matrices(const Thread* lanes, int warp_size) {
     if (warp_size == 32) {

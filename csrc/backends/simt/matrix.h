@@ -52,4 +52,27 @@ DSPARK_DEVICE void matrix_instruction(const uint32_t (&left)[kMatrixLeftWords<W>
                                {left, right, sums}, file, line);
 }
 
+// ---- operands -----------------------------------------------------------------------------------
+// What operands are made with, in one lane.
+
+// Byte i of the result is byte number (selector >> 4 i) mod 16, below 8, of `low` (0 .. 3) and
+// `high` (4 .. 7). The upper half of the selector is 0.
+DSPARK_DEVICE uint32_t permute_bytes(uint32_t low, uint32_t high, uint32_t selector) {
+    const uint64_t bytes = static_cast<uint64_t>(high) << 32 | low;
+    uint32_t out = 0;
+    for (int i = 0; i < 4; ++i) {
+        const uint32_t number = (selector >> 4 * i) & 15u;
+        if (number > 7) emulator::trap();
+        out |= static_cast<uint32_t>((bytes >> 8 * number) & 0xFFu) << 8 * i;
+    }
+    return out;
+}
+
+// The products of the lower and of the upper halves of two words, which Half holds exactly.
+template <class Half>
+DSPARK_DEVICE uint32_t multiply_pair(uint32_t a, uint32_t b) {
+    constexpr bool kBrain = std::is_same_v<Half, BFloat16>;
+    return emulator::multiply_halves(kBrain ? FloatType::kBFloat16 : FloatType::kFloat16, a, b);
+}
+
 }  // namespace dspark::DSPARK_ISA

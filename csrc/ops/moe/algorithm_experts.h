@@ -41,6 +41,62 @@ struct Fp4Decoder {
     }
 };
 
+// ---- where weights lie --------------------------------------------------------------------------
+// Rows are counted in turns: of gates and ups, row 2 i is gate i and row 2 i + 1 up i, however they
+// are stored. Rows of the result are then made of rows side by side.
+
+constexpr int kPanelRows = 64;
+constexpr int kPanelBytes = 128;  // of a row in a step of a panel
+
+// The row that row v in turns was before prepare_weights.
+DSPARK_DEVICE int64_t source_weight_row(const GroupedGemmArgs& args, int64_t v) {
+    if (args.activation != Activation::kSwiglu) return v;
+    return v % 2 * (args.weight.rows / 2) + v / 2;
+}
+
+// The first byte of row v in turns of an expert.
+DSPARK_DEVICE int64_t row_begin(const GroupedGemmArgs& args, int64_t expert, int64_t v) {
+    const ExpertWeights& weight = args.weight;
+    if (weight.layout != WeightLayout::kPanels) {
+        return (expert * weight.rows + source_weight_row(args, v)) * weight.row_bytes;
+    }
+    const int64_t panels = moe::ceil_div(weight.rows, kPanelRows);
+    const int64_t steps = moe::ceil_div(weight.row_bytes, kPanelBytes);
+    const int64_t step = (expert * panels + v / kPanelRows) * steps;
+    return step * kPanelRows * kPanelBytes + v % kPanelRows / 8 * (8 * kPanelBytes) + v % 8 * 16;
+}
+// How far row v + rows lies behind row v; `rows` is even, and both are in one panel.
+DSPARK_DEVICE int64_t row_distance(const GroupedGemmArgs& args, int rows) {
+    if (args.weight.layout == WeightLayout::kPanels) {
+        return rows / 8 * (8 * kPanelBytes) + rows % 8 * 16;
+    }
+    return (args.activation == Activation::kSwiglu ? rows / 2 : rows) * args.weight.row_bytes;
+}
+// How far byte `byte` of a row, a multiple of 16, lies behind its first one.
+DSPARK_DEVICE int64_t byte_distance(const ExpertWeights& weight, int64_t byte) {
+    if (weight.layout != WeightLayout::kPanels) return byte;
+    return byte / kPanelBytes * (kPanelRows * kPanelBytes) + byte % kPanelBytes / 16 * 128;
+}
+
+// The same of scales: the first of a row, and the distance of that of block column `block`.
+DSPARK_DEVICE bool has_scale_panels(const ExpertWeights& weight) {
+    return weight.layout == WeightLayout::kPanels && weight.format == WeightFormat::kMxFp4;
+}
+DSPARK_DEVICE int64_t scale_begin(const GroupedGemmArgs& args, int64_t expert, int64_t v) {
+    const ExpertWeights& weight = args.weight;
+    if (has_scale_panels(weight)) {
+        const int64_t panels = moe::ceil_div(weight.rows, kPanelRows);
+        const int64_t steps = moe::ceil_div(weight.columns, 256);
+        return (expert * panels + v / kPanelRows) * steps * (kPanelRows * 8) + v % kPanelRows * 8;
+    }
+    const int row =
+        static_cast<int>(source_weight_row(args, v)) / static_cast<int>(weight.block_rows);
+    return (expert * weight.scale_rows + row) * weight.scale_columns;
+}
+DSPARK_DEVICE int64_t scale_distance(const ExpertWeights& weight, int64_t block) {
+    return has_scale_panels(weight) ? block / 8 * (kPanelRows * 8) + block % 8 : block;
+}
+
 // The scale of block column `block` in a row of scales that begins at `first`.
 DSPARK_DEVICE float scale_at(const ExpertWeights& weight, int64_t first, int64_t block) {
     if (weight.scale_is_e8m0) {
@@ -49,7 +105,7 @@ DSPARK_DEVICE float scale_at(const ExpertWeights& weight, int64_t first, int64_t
     return global_cast<const float>(weight.scale)[first + block];
 }
 
-// Where the scales of row n of an expert begin.
+// Where the scales of row n of an expert begin, of weights in rows.
 DSPARK_DEVICE int64_t first_scale(const ExpertWeights& weight, int64_t expert, int64_t n) {
     return (expert * weight.scale_rows + n / weight.block_rows) * weight.scale_columns;
 }

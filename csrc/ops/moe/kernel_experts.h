@@ -53,20 +53,20 @@ DSPARK_DEVICE int block_columns(const GroupedGemmArgs& args) {
     return args.activation == Activation::kNone ? kBlockWeights : kBlockWeights / 2;
 }
 
-// The row of weights n of the block among those of all experts, or -1.
+// The row in turns of weights n of the block, or -1. Gates come first, then their ups.
 DSPARK_DEVICE int64_t block_weight_row(const GroupedGemmArgs& args, const GemmItem& item, int n) {
     const int part = n / block_columns(args);
     const int column = n % block_columns(args);
     if (column >= item.num_columns) return -1;
-    return item.expert * args.weight.rows +
-           weight_row(args.activation, args.weight.rows, item.first_column + column, part);
+    const int64_t at = item.first_column + column;
+    return args.activation == Activation::kNone ? at : 2 * at + part;
 }
 
 // ---- staging ------------------------------------------------------------------------------------
 
-// Sixteen bytes of a row of weights; those past its end are 0.
-DSPARK_DEVICE Bytes16 load_chunk(const ExpertWeights& weight, int64_t row, int64_t byte) {
-    const int64_t at = row * weight.row_bytes + byte;
+// Sixteen bytes of a row of weights that begins at `first`; those past its end are 0.
+DSPARK_DEVICE Bytes16 load_chunk(const ExpertWeights& weight, int64_t first, int64_t byte) {
+    const int64_t at = first + byte_distance(weight, byte);
     if (weight.is_aligned) {
         return byte < weight.row_bytes ? load16(weight.data, at) : Bytes16{};
     }
@@ -79,17 +79,20 @@ DSPARK_DEVICE Bytes16 load_chunk(const ExpertWeights& weight, int64_t row, int64
     return out;
 }
 
-// The bytes from first_byte on of the item's rows of weights.
+// The bytes from `begin` on of the item's rows of weights.
 template <class Shared>
-DSPARK_DEVICE void stage_weights(const GroupedGemmArgs& args, const GemmItem& item,
-                                 int64_t first_byte, Shared& shared) {
+DSPARK_DEVICE void stage_weights(const GroupedGemmArgs& args, const GemmItem& item, int64_t begin,
+                                 Shared& shared) {
     for (int i = 0; i < kBlockWeights * kStepChunks / kThreads; ++i) {
         const int chunk = thread_idx() + i * kThreads;
         const int row = chunk / kStepChunks;
         const int at = chunk % kStepChunks;
         Bytes16 bytes = {};
         const int64_t weight_row = block_weight_row(args, item, row);
-        if (weight_row >= 0) bytes = load_chunk(args.weight, weight_row, first_byte + 16 * at);
+        if (weight_row >= 0) {
+            bytes =
+                load_chunk(args.weight, row_begin(args, item.expert, weight_row), begin + 16 * at);
+        }
         shared.weights.store4(row * kStrideWords + 4 * at, bytes.word[0], bytes.word[1],
                               bytes.word[2], bytes.word[3]);
     }
@@ -138,8 +141,7 @@ struct Scales {
             value[c] = 1.0f;
             const int64_t row = block_weight_row(args, item, group + c * kGroups);
             const bool has_scale = args.weight.scale != nullptr && row >= 0;
-            const int64_t of_expert = row - item.expert * args.weight.rows;
-            first[c] = has_scale ? first_scale(args.weight, item.expert, of_expert) : -1;
+            first[c] = has_scale ? scale_begin(args, item.expert, row) : -1;
         }
     }
 
@@ -148,7 +150,7 @@ struct Scales {
         if (next == block) return;
         block = next;
         for (int c = 0; c < kThreadWeights; ++c) {
-            if (first[c] >= 0) value[c] = scale_at(weight, first[c], next);
+            if (first[c] >= 0) value[c] = scale_at(weight, first[c], scale_distance(weight, next));
         }
     }
 };
@@ -310,11 +312,9 @@ struct GemmLaunch {
     int64_t items;
 };
 
-template <int W, class Decoder>
-DSPARK_KERNEL(kThreads)
-void grouped_gemm_kernel(GemmLaunch launch) {
-    check_warp_size<W>();
-    DSPARK_SHARED(GemmShared<Decoder>, shared);
+// The items of a block.
+template <class Decoder>
+DSPARK_DEVICE void run_gemm_items(const GemmLaunch& launch, GemmShared<Decoder>& shared) {
     for (int64_t item = block_idx().x; item < launch.items; item += grid_dim().x) {
         if (item < launch.tile_items) {
             multiply_tile(launch.args, item / launch.ranges, item % launch.ranges, shared);
@@ -322,6 +322,14 @@ void grouped_gemm_kernel(GemmLaunch launch) {
             clear_unused_rows(launch.args, item - launch.tile_items);
         }
     }
+}
+
+template <int W, class Decoder>
+DSPARK_KERNEL(kThreads)
+void grouped_gemm_kernel(GemmLaunch launch) {
+    check_warp_size<W>();
+    DSPARK_SHARED(GemmShared<Decoder>, shared);
+    run_gemm_items(launch, shared);
 }
 
 // ---- swiglu -------------------------------------------------------------------------------------

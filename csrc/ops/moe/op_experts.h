@@ -18,11 +18,8 @@ namespace dspark::experts {
 
 // Of what runs the device kernels.
 inline void check_gpu_layout(WeightLayout layout) {
-    if (layout == WeightLayout::kRows) return;
-    fail(kGemm, "layout",
-         layout == WeightLayout::kPairs
-             ? "expected rows on a GPU; pairs are for CPUs: prepare the weights for the GPU"
-             : "expected rows; this build multiplies no weights in panels");
+    if (layout != WeightLayout::kPairs) return;
+    fail(kGemm, "layout", "expected rows or panels on a GPU; pairs are for CPUs");
 }
 
 template <class Backend>

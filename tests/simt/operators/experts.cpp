@@ -32,9 +32,15 @@ void add(const GroupedGemmArgs& args, ExpertMemory& memory) {
     memory.input(args.tiles.expert, args.tiles.count, "tile_expert");
     memory.input(args.tiles.row, args.tiles.count, "tile_row");
     memory.input(args.tiles.size, args.tiles.count, "tile_size");
+    const bool has_panels = weight.layout == WeightLayout::kPanels;
+    const int64_t panels = (weight.rows + 63) / 64;
     memory.input(global_cast<const char>(weight.data),
-                 weight.num_experts * weight.rows * weight.row_bytes, "weight");
-    const int64_t scales = weight.num_experts * weight.scale_rows * weight.scale_columns;
+                 weight.num_experts * (has_panels ? panels * ((weight.row_bytes + 127) / 128) * 8192
+                                                  : weight.rows * weight.row_bytes),
+                 "weight");
+    const int64_t scales = weight.num_experts * (has_panels && weight.format == WeightFormat::kMxFp4
+                                                     ? panels * ((weight.columns + 255) / 256) * 512
+                                                     : weight.scale_rows * weight.scale_columns);
     memory.input(global_cast<const char>(weight.scale), scales * (weight.scale_is_e8m0 ? 1 : 4),
                  "scales");
     memory.output(global_cast<char>(args.out),
