@@ -22,6 +22,17 @@ class Sequence {
                                               kThreads, target_.stream, args);
         if (code_ != 0) target_.failed = name;
     }
+    // A kernel of another number of threads, with a DSPARK_LARGE_SHARED object of type Shared.
+    template <class Shared, class Args>
+    void run_large(const char* name, void (*kernel)(Args), int64_t blocks, int threads,
+                   const Args& args) {
+        if (code_ != 0) return;
+        code_ = blocks > kMostBlocks
+                    ? kTooManyBlocks
+                    : launch_large<Shared>(name, kernel, {static_cast<int>(blocks), 1, 1}, threads,
+                                           target_.stream, args);
+        if (code_ != 0) target_.failed = name;
+    }
     int code() const { return code_; }
 
   private:

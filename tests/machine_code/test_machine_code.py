@@ -30,6 +30,13 @@ MATRIX_INSTRUCTION = {
     ("hip", "BFloat16"): r"v_mfma_f32_16x16x16_?bf16",
     ("hip", "Float16"): r"v_mfma_f32_16x16x16_?f16",
 }
+# A kernel on warpgroups, where there are some: widths of products, 16 bits on both sides.
+WARPGROUP = "warpgroup_gemm_kernel"
+WARPGROUP_INSTRUCTIONS = (
+    *(rf"HGMMA\.64x{columns}x16\.F32" for columns in (16, 32, 48, 64)),
+    r"UBLKCP",  # copies of stretches of memory
+    r"SYNCS\.PHASECHK",  # and waits for them
+)
 HIP_WITH_MATRIX_UNITS = ("gfx90a", "gfx942", "gfx950")
 LOCAL_MEMORY = {"cuda": r"(LDL|STL)\b", "hip": r"(scratch|buffer)_(load|store)"}
 
@@ -121,6 +128,22 @@ def test_matrix_kernels_use_matrix_instructions(backend):
         instruction = re.compile(MATRIX_INSTRUCTION[backend, half])
         found = [line for line in kernel.instructions if instruction.match(line)]
         assert len(found) == (1 + 2 + 4) * 8 * 4, where(kernel)
+
+
+def test_warpgroup_kernels_use_what_only_they_have():
+    """Of each step, as many products as it has columns; elsewhere the kernel only traps."""
+    kernels = [kernel for kernel in usable("cuda") if kernel.name.startswith(WARPGROUP)]
+    assert kernels
+    for kernel in kernels:
+        if kernel.architecture != "sm_90a":
+            assert not any(line.startswith("HGMMA") for line in kernel.instructions), where(kernel)
+            continue
+        per_step = 16 if "Fp4" in kernel.name else 8 if "Fp8" in kernel.name else 4
+        for pattern in WARPGROUP_INSTRUCTIONS:
+            found = [line for line in kernel.instructions if re.match(pattern, line)]
+            wanted = per_step if pattern.startswith("HGMMA") else 1
+            assert len(found) >= wanted, (where(kernel), pattern)
+        assert kernel.resources["registers"] <= 168, where(kernel)  # 384 threads
 
 
 def test_waves_have_the_size_of_the_architecture():

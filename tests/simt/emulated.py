@@ -86,3 +86,15 @@ def counters(call, warp_size: int = 32) -> dict:
         emulator.reset_counters()
         call()
         return emulator.counters()
+
+
+@contextlib.contextmanager
+def warpgroups(**settings):
+    """`operators` of a device with warps of 32 that has warpgroups."""
+    emulator, _ = _library()
+    with operators(warp_size=32, **settings):
+        emulator.set_warpgroups(True)
+        try:
+            yield emulator
+        finally:
+            emulator.set_warpgroups(False)

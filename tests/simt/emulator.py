@@ -93,6 +93,9 @@ class Emulator:
         self._call("set_poison", ctypes.c_uint32(poison))
         self._call("set_access_limit", ctypes.c_int64(access_limit))
 
+    def set_warpgroups(self, has_them):
+        self._call("set_warpgroups", ctypes.c_int(has_them))
+
     def register(self, array, name, flags=READ_WRITE):
         address, size = memory_of(array)
         if self._call("register_buffer", address, ctypes.c_int64(size), name.encode(), flags):

@@ -52,7 +52,7 @@ void set_access_limit(int64_t accesses);
 // The warp size of the emulated device, for launch sequences that ask: 4, 32 (default) or 64.
 void set_warp_size(int warp_size);
 int warp_size();
-// Whether a device with warps of 32 has warpgroups, for launch sequences that ask; not by default.
+// Whether the device, with warps of 32, has warpgroups; not by default.
 void set_warpgroups(bool has_them);
 bool has_warpgroups();
 // Likewise how many multiprocessors it has; 2 by default.

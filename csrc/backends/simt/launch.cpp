@@ -32,7 +32,7 @@ void set_warpgroups(bool has_them) {
     machine.settings.warpgroups = has_them;
 }
 bool has_warpgroups() {
-    return machine.settings.warpgroups;
+    return machine.settings.warpgroups && machine.settings.warp_size == 32;
 }
 void set_multiprocessors(int count) {
     machine.settings.multiprocessors = count;

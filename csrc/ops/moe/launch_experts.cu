@@ -1,5 +1,6 @@
 // The launch sequences of the expert layer: one text for every device compiler and the emulator.
 #include "ops/moe/launch_experts.h"
+#include "ops/moe/launch_wgmma.h"
 
 #include "device/sequence.h"
 #include "ops/moe/kernel_experts.h"
@@ -43,6 +44,7 @@ void launch_gemm(Sequence& sequence, const GemmLaunch& launch) {
 }
 
 int grouped_gemm(const GroupedGemmArgs& args, LaunchTarget& target) {
+    if (takes_warpgroups(args)) return grouped_gemm_on_warpgroups(args, target);
     const bool has_gates = args.activation != Activation::kNone;
     const int64_t block_columns = has_gates ? kBlockWeights / 2 : kBlockWeights;
     const int64_t columns = out_columns(args.activation, args.weight.rows);
