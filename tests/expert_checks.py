@@ -47,19 +47,6 @@ WAYS = {
 }
 
 
-def missing(way: Way) -> str:
-    """Why the active backend does not know a way; empty if it does."""
-    weights = oracles.small_oracle("bf16", (1, 2, 8)).weights
-    plan = moe.plan(torch.zeros(1, 1, dtype=torch.int32), 1, tile_rows=8)
-    try:
-        way(oracles.small_rows(1, 8, torch.bfloat16), weights, plan)
-    except RuntimeError as error:
-        if "this build multiplies no weights in" not in str(error):
-            raise
-        return str(error)
-    return ""
-
-
 def packed(weights: sweep.Weights, name: str, takes_turns: bool) -> tuple:
     """(weights, scales, size) in a layout."""
     layout, codes = LAYOUTS[name], weights.weight

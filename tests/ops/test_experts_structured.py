@@ -16,16 +16,12 @@ if backends.gpu_available():
 @pytest.mark.parametrize(("device", "way"), WAYS)
 def test_products(device, way, check, kind):
     with backends.running(device):
-        if reason := checks.missing(checks.WAYS[way]):
-            pytest.skip(reason)
         checks.CHECKS[check](checks.WAYS[way], kind)
 
 
 @pytest.mark.parametrize("kind", oracles.MATRIX_KINDS)
 def test_the_layout_does_not_matter(kind):
     """On a CPU (docs/numerics.md, section 13)."""
-    if reason := checks.missing(checks.WAYS["pairs"]):
-        pytest.skip(reason)
     checks.check_layout(checks.WAYS["pairs"], kind)
 
 
@@ -34,6 +30,4 @@ def test_the_layout_does_not_matter(kind):
 @pytest.mark.parametrize(("device", "way"), WAYS)
 def test_layers(device, way, check, kind):
     with backends.running(device):
-        if reason := checks.missing(checks.WAYS[way]):
-            pytest.skip(reason)
         layers.CHECKS[check](layers.LAYER_WAYS[way], kind)
