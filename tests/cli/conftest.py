@@ -2,6 +2,7 @@
 
 import json
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -67,7 +68,12 @@ def command(capsys, monkeypatch):
     """command(*arguments, stdin="") -> (exit status, standard output, standard error)"""
     from io import StringIO
 
+    import torch
+
     from dspark_ext.cli.main import main
+
+    threads = torch.get_num_threads()
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # which `main` replaces
 
     def run(*arguments, stdin: str = ""):
         monkeypatch.setattr(sys, "stdin", StringIO(stdin))
@@ -78,7 +84,8 @@ def command(capsys, monkeypatch):
         captured = capsys.readouterr()
         return status, captured.out, captured.err
 
-    return run
+    yield run
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture
