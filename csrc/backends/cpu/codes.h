@@ -1,7 +1,10 @@
 // Weights from codes and scales on the CPU. The loops are plain, so that the compiler turns them
-// into vectors.
+// into vectors; fp4 has lookups of its own.
 #pragma once
 
+#include <type_traits>
+
+#include "backends/cpu/simd_pairs.h"
 #include "device/formats.h"
 #include "device/narrow.h"
 
@@ -35,12 +38,69 @@ struct CodePairs {
     }
 };
 
+#if defined(__AVX512F__) || defined(__AVX2__)
+
+// The sixteen weights of fp4 codes under a scale.
+struct ScaledPairs {
+    float weights[16];
+
+    explicit ScaledPairs(float scale) {
+        for (uint8_t i = 0; i < 16; ++i) weights[i] = to_float(Fp4E2M1{i}) * scale;
+    }
+
+    // Those of the codes in bytes 0 .. kLanes - 1, the low half of each first.
+    DSPARK_DEVICE void write(const uint8_t* codes, float* out) const {
+#if defined(__AVX512F__)
+        const __m512i low = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)codes));
+        const __m512i high = _mm512_maskz_srli_epi32(0xFFFF, low, 4);
+        const __m512 table = _mm512_loadu_ps(weights);
+        const FloatVector even(_mm512_maskz_permutexvar_ps(0xFFFF, low, table));
+        const FloatVector odd(_mm512_maskz_permutexvar_ps(0xFFFF, high, table));
+#else
+        const __m256i low = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)codes));
+        const __m256 positive = _mm256_loadu_ps(weights), negative = _mm256_loadu_ps(weights + 8);
+        const auto look_up = [&](__m256i index) {  // by its low three bits; bit 3 is the sign
+            return FloatVector(_mm256_blendv_ps(_mm256_permutevar8x32_ps(positive, index),
+                                                _mm256_permutevar8x32_ps(negative, index),
+                                                _mm256_castsi256_ps(_mm256_slli_epi32(index, 28))));
+        };
+        const FloatVector even = look_up(low);
+        const FloatVector odd = look_up(_mm256_srli_epi32(low, 4));
+#endif
+        store(out, zip_low(even, odd));
+        store(out + kLanes, zip_high(even, odd));
+    }
+};
+
+// How many weights of the run were written by lookups.
+template <class Codes, class Out>
+DSPARK_DEVICE int64_t look_up_run(const uint8_t* codes, float scale, Out* out, int64_t count) {
+    int64_t done = 0;
+    if constexpr (std::is_same_v<Codes, CodePairs> && std::is_same_v<Out, float>) {
+        if (count < 2 * kLanes) return 0;
+        const ScaledPairs pairs(scale);
+        for (; done + 2 * kLanes <= count; done += 2 * kLanes) {
+            pairs.write(codes + done / 2, out + done);
+        }
+    }
+    return done;
+}
+
+#else
+
+template <class Codes, class Out>
+DSPARK_DEVICE int64_t look_up_run(const uint8_t*, float, Out*, int64_t) {
+    return 0;
+}
+
+#endif
+
 // A run of `count` weights that share a scale.
 template <class Codes, class Out>
 DSPARK_DEVICE void scale_run(const uint8_t* codes, float scale, Out* out, int64_t count) {
     using Code = typename Codes::Code;
     uint8_t each[kChunk];
-    int64_t done = 0;
+    int64_t done = look_up_run<Codes>(codes, scale, out, count);
     for (; done + kChunk <= count; done += kChunk) {
         const uint8_t* chunk = Codes::unpack(codes + done / Codes::kPerByte, each);
         for (int i = 0; i < kChunk; ++i) {
