@@ -64,7 +64,7 @@ struct Columns {
 // ---- weights ------------------------------------------------------------------------------------
 
 // Two panels of an expert's weights. Row j of the 32 is row row[j] of the weights before they were
-// prepared, or -1: none.
+// prepared, or -1: none; only filled in where rows or scales are read by it.
 struct PanelPair {
     int64_t expert;
     int64_t index;
@@ -77,6 +77,7 @@ inline PanelPair panel_pair(const GroupedGemmArgs& args, int64_t expert, int64_t
     const int64_t num_rows = args.weight.rows;
     const bool has_gates = args.activation != Activation::kNone;
     out.in_turns = has_gates && args.weight.layout == WeightLayout::kPairs;
+    if (args.weight.layout == WeightLayout::kPairs && args.weight.scale == nullptr) return out;
     for (int64_t j = 0; j < pairs::kSums; ++j) {
         if (!has_gates) {
             out.row[j] = index * pairs::kSums + j;
@@ -91,6 +92,9 @@ inline PanelPair panel_pair(const GroupedGemmArgs& args, int64_t expert, int64_t
     }
     return out;
 }
+
+// How far ahead of its use a panel is fetched that is multiplied where it lies.
+constexpr int64_t kFetchBytes = 2048;
 
 // Reads chunks of panels as pairs.
 struct PanelReader {
@@ -148,7 +152,7 @@ struct PanelReader {
                        own);
                 chunk.panel[p] = own;
             } else if (is_packed) {
-                chunk.fetch = fetch;
+                chunk.fetch = is_last ? fetch : kFetchBytes;
             }
         }
     }
