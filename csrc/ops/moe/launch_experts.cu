@@ -4,11 +4,17 @@
 
 #include "device/sequence.h"
 #include "ops/moe/kernel_experts.h"
+#include "ops/moe/kernel_matrix_experts.h"
 
 namespace dspark::DSPARK_ISA {
 namespace {
 
 using namespace experts;
+using dspark::experts::blocks_of_multiprocessor;
+using dspark::experts::has_aligned_rows;
+using dspark::experts::is_fp8;
+using dspark::experts::most_item_tiles;
+using dspark::experts::suits_matrix_units;
 
 // Blocks of a grid that goes through more items than that.
 constexpr int64_t kMostBlocks = int64_t{1} << 20;
@@ -43,6 +49,55 @@ void launch_gemm(Sequence& sequence, const GemmLaunch& launch) {
     }
 }
 
+template <int W, class Half>
+void (*matrix_kernel(WeightFormat format))(MatrixLaunch) {
+    switch (format) {
+        case WeightFormat::kFp8E4M3:
+            return matrix_gemm_kernel<W, Fp8Weights<Fp8E4M3, Half>, ByteDecoder<Fp8E4M3>>;
+        case WeightFormat::kFp8E4M3Fnuz:
+            return matrix_gemm_kernel<W, Fp8Weights<Fp8E4M3Fnuz, Half>, ByteDecoder<Fp8E4M3Fnuz>>;
+        case WeightFormat::kMxFp4:
+            return matrix_gemm_kernel<W, Fp4Weights<Half>, Fp4Decoder>;
+        default:
+            return matrix_gemm_kernel<W, PlainWeights<Half>, HalfDecoder<Half>>;
+    }
+}
+
+int bits_of(WeightFormat format) {
+    if (format == WeightFormat::kMxFp4) return 4;
+    return is_fp8(format) ? 8 : 16;
+}
+
+// By matrix units, in one wave of blocks.
+template <int W>
+void launch_matrix(Sequence& sequence, const GemmLaunch& lanes) {
+    const GroupedGemmArgs& args = lanes.args;
+    const int64_t ranges = ceil_div_of(args.weight.rows, kItemRows);
+    const int64_t most_items = args.tiles.count * ranges + ceil_div_of(args.rows.capacity, kGroups);
+    const int64_t most_blocks =
+        int64_t{blocks_of_multiprocessor(bits_of(args.weight.format))} * multiprocessors();
+    const int64_t blocks = most_items < most_blocks ? most_items : most_blocks;
+    const MatrixLaunch launch = {lanes,
+                                 static_cast<int>(ranges),
+                                 static_cast<int>(blocks / ranges),
+                                 static_cast<int>(blocks % ranges),
+                                 16 * most_item_tiles(bits_of(args.weight.format)),
+                                 has_aligned_rows(args.x)};
+    sequence.run("grouped_gemm",
+                 args.x_dtype == FloatType::kBFloat16
+                     ? matrix_kernel<W, BFloat16>(args.weight.format)
+                     : matrix_kernel<W, Float16>(args.weight.format),
+                 blocks, launch);
+}
+
+template <int W>
+void launch_any(Sequence& sequence, const GemmLaunch& lanes) {
+    if constexpr (kCanHaveMatrixUnit<W>) {
+        if (suits_matrix_units(lanes.args)) return launch_matrix<W>(sequence, lanes);
+    }
+    launch_gemm<W>(sequence, lanes);
+}
+
 int grouped_gemm(const GroupedGemmArgs& args, LaunchTarget& target) {
     if (takes_warpgroups(args)) return grouped_gemm_on_warpgroups(args, target);
     const bool has_gates = args.activation != Activation::kNone;
@@ -53,7 +108,7 @@ int grouped_gemm(const GroupedGemmArgs& args, LaunchTarget& target) {
     launch.items = launch.tile_items + ceil_div_of(args.rows.capacity, kGroups);
     return with_warp_size([&](auto warp_size) {
         Sequence sequence(target);
-        launch_gemm<warp_size>(sequence, launch);
+        launch_any<warp_size>(sequence, launch);
         return sequence.code();
     });
 }

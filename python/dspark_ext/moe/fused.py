@@ -11,10 +11,9 @@ from .dispatch import combine
 from .gemm import grouped_gemm
 from .plan import DispatchPlan, plan
 
-# Rows of a tile. A CPU reads the weights of an expert once for so many; on a GPU more, smaller
-# tiles are more blocks.
+# Rows of a tile, for which the weights of an expert are read once.
 TILE_ROWS_CPU = 64
-TILE_ROWS_GPU = 16
+TILE_ROWS_GPU = 64
 
 
 class ExpertWeights(NamedTuple):
