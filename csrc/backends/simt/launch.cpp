@@ -40,12 +40,6 @@ void set_multiprocessors(int count) {
 int multiprocessors() {
     return machine.settings.multiprocessors;
 }
-void set_multiprocessors(int count) {
-    machine.settings.multiprocessors = count;
-}
-int multiprocessors() {
-    return machine.settings.multiprocessors;
-}
 void set_launch_hook(LaunchHook hook) {
     machine.settings.hook = hook;
 }
