@@ -16,11 +16,18 @@ import dspark_ext
 STREAMING = (
     *("row_statistics_kernel", "residual_masses_kernel", "target_probs_kernel"),
     *("permute_kernel", "combine_kernel", "grouped_gemm_kernel"),
-    *("markov_step_kernel", "matrix_step_kernel"),
+    *("markov_step_kernel", "matrix_step_kernel", "matrix_gemm_kernel"),
     *("shard_statistics_kernel", "draw_shard_kernel"),
 )
-# Kernels of a 16-bit type that multiply by matrix units.
-MATRIX = ("matrix_step_kernel",)
+# Kernels of a 16-bit type that multiply by matrix units, and how many instructions do that where
+# all of a loop is in registers: for each number of tiles of requests or of rows of x, the steps of
+# the loop, four instructions each.
+MATRIX = {
+    "matrix_step_kernel": (1 + 2 + 4) * 8 * 4,
+    "matrix_gemm_kernel<..., PlainWeights": (1 + 2 + 4) * 3 * 4,
+    "matrix_gemm_kernel<..., Fp8Weights": (1 + 2) * 3 * 2 * 4,
+    "matrix_gemm_kernel<..., Fp4Weights": (1 + 2) * 4 * 4 * 4,
+}
 
 BACKENDS = ["cuda", "hip"]
 WIDE_LOAD = {"cuda": r"LDG\.E\.(\w+\.)*128", "hip": r"global_load_(dwordx4|b128)"}
@@ -113,10 +120,18 @@ def test_streaming_kernels_load_16_bytes(backend):
             assert any(wide.match(line) for line in kernel.instructions), where(kernel)
 
 
+def matrix_kind(kernel):
+    """The key of a kernel in MATRIX, or None."""
+    for kind in MATRIX:
+        name, _, format = kind.partition("<..., ")
+        if kernel.name.split("<")[0] == name and format in kernel.name:
+            return kind
+    return None
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_matrix_kernels_use_matrix_instructions(backend):
-    """All of a step in registers: 1, 2 and 4 tiles of requests, 8 steps, 4 instructions each."""
-    kernels = [kernel for kernel in usable(backend) if kernel.name.split("<")[0] in MATRIX]
+    kernels = [kernel for kernel in usable(backend) if matrix_kind(kernel)]
     if backend == "hip":
         kernels = [k for k in kernels if k.architecture in HIP_WITH_MATRIX_UNITS]
         wanted = set(HIP_WITH_MATRIX_UNITS) & set(built("hip")[0]["architectures"])
@@ -127,7 +142,8 @@ def test_matrix_kernels_use_matrix_instructions(backend):
         half = re.search(r"\bB?Float16\b", kernel.name).group(0)
         instruction = re.compile(MATRIX_INSTRUCTION[backend, half])
         found = [line for line in kernel.instructions if instruction.match(line)]
-        assert len(found) == (1 + 2 + 4) * 8 * 4, where(kernel)
+        assert len(found) == MATRIX[matrix_kind(kernel)], where(kernel)
+    assert {matrix_kind(kernel) for kernel in kernels} == set(MATRIX)
 
 
 def test_warpgroup_kernels_use_what_only_they_have():
