@@ -109,6 +109,10 @@ template <int kBatches>
 DSPARK_DEVICE void await_products() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kBatches) : "memory");
 }
+template <int N>
+DSPARK_DEVICE void take_sums(float (&sums)[N]) {
+    for (int i = 0; i < N; ++i) asm volatile("" : "+f"(sums[i])::"memory");
+}
 
 #define DSPARK_SUM8(s, i)                                                                       \
     "+f"(s[i]), "+f"(s[i + 1]), "+f"(s[i + 2]), "+f"(s[i + 3]), "+f"(s[i + 4]), "+f"(s[i + 5]), \

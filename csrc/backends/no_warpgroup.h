@@ -49,6 +49,10 @@ template <int kBatches>
 DSPARK_DEVICE void await_products() {
     trap();
 }
+template <int N>
+DSPARK_DEVICE void take_sums(float (&)[N]) {
+    trap();
+}
 template <class Half, int kColumns>
 DSPARK_DEVICE void multiply_group(const Operand&, const Operand&, bool, float (&)[kColumns / 2]);
 template <class Half, int kColumns>

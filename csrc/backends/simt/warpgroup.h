@@ -116,6 +116,10 @@ DSPARK_DEVICE void await_products(const char* file = __builtin_FILE(),
     call.batches = kBatches;
     emulator::group_operation(call, file, line);
 }
+// Between await_products and the first use of sums: a compiler moves no use before it. It does not
+// know by itself that registers change while a product is on its way.
+template <int N>
+DSPARK_DEVICE void take_sums(float (&)[N]) {}
 
 // One product over a depth of 16: 64 lines of the left matrix with kColumns (a multiple of 8) of
 // the right one, whose lines are the columns of the sums. Adds to the sums, or begins them. With w

@@ -53,6 +53,7 @@ DSPARK_DEVICE void multiply_halves_of_item(int64_t steps, StageTurn<Format>& tur
         turn.advance();
     }
     await_products<0>();
+    take_sums(sums);
     if (before >= 0) arrive<W>(shared.empty[before]);
 }
 
@@ -83,7 +84,8 @@ struct BlockProducts {
     }
     // Once they have been awaited.
     DSPARK_DEVICE void add_to(int block, int stage, const GroupShared<Format>& shared,
-                              float (&total)[kColumns / 2]) const {
+                              float (&total)[kColumns / 2]) {
+        take_sums(sums);
         const int row = group_of_thread() * kPanelRows + group_row();
         const int begin = stage * shared.kScaleWords + row * Format::kRowScales;
         const float scale = Format::scale(shared.scales, begin, block);
