@@ -17,8 +17,11 @@ def printing_of_tensors():
     torch.set_printoptions(precision=kept[0], sci_mode=kept[1])
 
 
-@pytest.mark.parametrize("page", ["docs/concepts.md"])
+@pytest.mark.parametrize("page", ["docs/concepts.md", "docs/api.md"])
 def test_the_page_prints_what_it_says(page):
+    if page == "docs/api.md":
+        pytest.importorskip("transformers")
+        pytest.importorskip("prometheus_client")
     assert len(session(page).examples) > 20
     _, complaints = run(page)
     assert not complaints, "".join(complaints)
@@ -39,3 +42,10 @@ def test_the_pictures_are_drawn_from_what_the_page_computes(tmp_path):
 
 def _texts(picture) -> list[str]:
     return re.findall(r"<text[^>]*>([^<]+)</text>", picture.read_text())
+
+
+def test_the_index_names_every_page():
+    index = (REPOSITORY / "docs/README.md").read_text()
+    pages = {path.name for path in (REPOSITORY / "docs").glob("*.md")} - {"README.md"}
+    assert pages == set(re.findall(r"\]\(([\w-]+\.md)\)", index))
+    assert "(docs/README.md)" in (REPOSITORY / "README.md").read_text()
