@@ -19,6 +19,20 @@ def test_links_resolve(repository, page):
     assert missing == []
 
 
+def anchors(path: pathlib.Path) -> set[str]:
+    """Of a page's headings, as they are made from the words."""
+    text = re.sub(r"^```.*?^```$", "", path.read_text(), flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_anchors_resolve(repository, page):
+    path = repository / page
+    for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#([^)]+)\)", path.read_text()):
+        assert anchor in anchors(path.parent / target if target else path), (target, anchor)
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_every_python_example_is_python(repository, page):
     text = (repository / page).read_text()
