@@ -43,7 +43,7 @@ def test_swiglu(dtype):
 def layer(x, ids, weights, w13, w2, s13, s2):
     return moe.fused_moe(
         x, w13, w2, ids, weights, w13_scales=s13, w2_scales=s2, format="mxfp4", swiglu_limit=10.0,
-        residual=x,
+        residual=x, exact=True,
     )  # fmt: skip
 
 
