@@ -284,3 +284,21 @@ def test_weights_of_the_touched_experts_are_read_once(kind, tokens):
     assert touched <= loaded <= 1.05 * touched
     kernel = counted["kernels"]["grouped_gemm"]
     assert kernel["launches"] == 1 and 16 * kernel["accesses_16"] >= loaded
+
+
+# ---- shared memory ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_lanes_meet_in_a_bank_only_where_warps_of_32_write_x(kind):
+    """Twice the passes for what is written once and read by eight warps: a tenth of all at most."""
+    weights = make_weights(kind, (2, 256, 512), torch.bfloat16)
+    plan = sweep.make_plan(40, 1, 2, tile_rows=64)
+    given = arguments_of(sweep.make_rows(40, 512, torch.bfloat16), weights, plan)
+    for warp_size, ways in ((32, 2), (64, 1)):
+        counted = emulated.counters(
+            lambda: torch.ops.dspark_simt.grouped_gemm(*given), warp_size=warp_size
+        )
+        kernel = counted["kernels"]["grouped_gemm"]
+        assert kernel["worst_bank_ways"] == ways
+        assert kernel["bank_conflicts"] <= 0.1 * (ways - 1) * kernel["shared_passes"]
