@@ -20,6 +20,16 @@ KINDS = {
     "fnuz-128": ("fp8_e4m3fnuz", (128, 128), torch.float32),
     "mxfp4": ("mxfp4", (1, 32), E8M0),
 }
+# Blocks of columns that are no chunk of a kernel's: of several, of a part of one.
+BLOCK_KINDS = {
+    "fp8-512": ("fp8_e4m3", (16, 512), torch.float32),
+    "fp8-96": ("fp8_e4m3", (7, 96), torch.float32),
+}
+
+
+def described(kind: str) -> tuple:
+    """(dtype or format, block, dtype of the scales)"""
+    return (KINDS | BLOCK_KINDS)[kind]
 
 
 class Weights(NamedTuple):
@@ -40,7 +50,7 @@ class Weights(NamedTuple):
 
 def make_weights(kind: str, shape: tuple[int, int, int], seed: int = 0) -> Weights:
     """[E, N, K] of normal numbers over sqrt(K), blocks of different magnitude."""
-    format, block, scale_dtype = KINDS[kind]
+    format, block, scale_dtype = described(kind)
     generator = torch.Generator().manual_seed(seed)
     values = torch.randn(shape, generator=generator) / max(shape[2], 1) ** 0.5
     values *= 2.0 ** torch.randint(-2, 3, (shape[0], shape[1], 1), generator=generator)

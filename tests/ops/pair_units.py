@@ -14,10 +14,7 @@ from dspark_ext.reference import moe_gemm as reference
 sys.path.append(str(pathlib.Path(__file__).parents[1]))
 import expert_sweep as sweep  # noqa: E402
 
-KINDS = ("bf16", "fp16", "fp8-128", "fp8-32", "fnuz-128", "mxfp4", "fp8-512", "fp8-96")
-# Blocks of more than a chunk of columns, and of a third of one.
-sweep.KINDS["fp8-512"] = ("fp8_e4m3", (16, 512), torch.float32)
-sweep.KINDS["fp8-96"] = ("fp8_e4m3", (7, 96), torch.float32)
+KINDS = ("bf16", "fp16", "fp8-128", "fp8-32", "fnuz-128", "mxfp4", *sweep.BLOCK_KINDS)
 # Experts, N, K, tokens, tile_rows: tails of both, a tile of 31 rows, K of several chunks.
 SHAPES = ((5, 38, 74, 23, 16), (3, 64, 600, 50, 64), (2, 18, 6, 3, 1))
 ONE_EXPERT = (3, 48, 256, 90, 90)  # to which every token goes: tiles of more than 64 rows
@@ -70,7 +67,7 @@ def cases():
     for kind in KINDS:
         dtypes = [torch.bfloat16, torch.float16]
         if kind in ("bf16", "fp16"):
-            dtypes = [sweep.KINDS[kind][0]]
+            dtypes = [sweep.described(kind)[0]]
         for dtype in dtypes:
             for shape in (*SHAPES, ONE_EXPERT):
                 yield kind, dtype, shape

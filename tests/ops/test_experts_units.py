@@ -180,7 +180,7 @@ def test_every_code(kind):
     """One-hot rows show the number of each code, NaN too, and each scale of e8m0 but 2^-127."""
     from dspark_ext import formats
 
-    format = sweep.KINDS[kind][0]
+    format = sweep.described(kind)[0]
     columns = 32
     if format == "mxfp4":
         codes = torch.arange(256, dtype=torch.uint8).view(16, 16).repeat(1, 1)

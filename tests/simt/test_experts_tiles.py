@@ -15,8 +15,6 @@ WITH_UNIT = (32, 64)
 HALVES = (torch.bfloat16, torch.float16)
 # Codes in 32 x 32 and other blocks; plain weights have the dtype of x.
 KINDS = ("plain", "fp8-128", "fp8-32", "fnuz-128", "mxfp4")
-BLOCKS = {"fp8-96": ("fp8_e4m3", (3, 96), torch.float32)}
-sweep.KINDS.update(BLOCKS)
 BOUND = 4e-7  # relative L2 of float32 results: float32 sums of up to some hundred products
 
 
