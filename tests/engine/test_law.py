@@ -29,6 +29,18 @@ def next_law(engine, prefixes, params):
     ).double()
 
 
+def assert_pair_law(drawn, engine, prompt, params):
+    """Of the first two tokens [runs, 2]: the first, and the pairs behind its likeliest four."""
+    first = next_law(engine, [prompt], params)[0]
+    assert_law(drawn[:, 0], first, "first token")
+    frequent = first.topk(4).indices
+    second = next_law(engine, [[*prompt, int(token)] for token in frequent], params)
+    pairs = (first[frequent, None] * second).flatten()
+    cells = torch.full((256,), 4).scatter(0, frequent, torch.arange(4))[drawn[:, 0]]
+    cells = torch.where(cells < 4, cells * 256 + drawn[:, 1], 4 * 256)
+    assert_law(cells, torch.cat([pairs, 1 - pairs.sum(0, keepdim=True)]), "pairs")
+
+
 @pytest.mark.parametrize("method", ["block", "token"])
 @pytest.mark.parametrize(
     "law",
@@ -41,16 +53,7 @@ def test_first_token_and_pairs_follow_the_target(serve, method, law):
     generation = engine.generate([PROMPT] * RUNS, params)
     drawn = torch.tensor([output.token_ids[:2] for output in generation.outputs])
     assert generation.stats.tokens_per_pass > 1.3
-
-    first = next_law(engine, [PROMPT], params)[0]
-    assert_law(drawn[:, 0], first, "first token")
-
-    frequent = first.topk(4).indices
-    second = next_law(engine, [[*PROMPT, int(token)] for token in frequent], params)
-    pairs = (first[frequent, None] * second).flatten()
-    cells = torch.full((256,), 4).scatter(0, frequent, torch.arange(4))[drawn[:, 0]]
-    cells = torch.where(cells < 4, cells * 256 + drawn[:, 1], 4 * 256)
-    assert_law(cells, torch.cat([pairs, 1 - pairs.sum(0, keepdim=True)]), "pairs")
+    assert_pair_law(drawn, engine, PROMPT, params)
 
 
 def test_the_law_test_sees_an_unverified_draft(engine):

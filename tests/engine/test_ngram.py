@@ -4,8 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lawkit import assert_law
-from test_law import next_law
+from test_law import assert_pair_law
 
 from dspark_ext.demo import tiny
 from dspark_ext.engine import (
@@ -139,14 +138,7 @@ def test_text_follows_the_target(target, method, schedule):
     drawn = torch.tensor([output.token_ids[:2] for output in generation.outputs])
     accepted = generation.stats.acceptance.accepted
     assert accepted > 50
-    first = next_law(engine, [PROMPT], params)[0]
-    assert_law(drawn[:, 0], first, "first token")
-    frequent = first.topk(4).indices
-    second = next_law(engine, [[*PROMPT, int(token)] for token in frequent], params)
-    pairs = (first[frequent, None] * second).flatten()
-    cells = torch.full((256,), 4).scatter(0, frequent, torch.arange(4))[drawn[:, 0]]
-    cells = torch.where(cells < 4, cells * 256 + drawn[:, 1], 4 * 256)
-    assert_law(cells, torch.cat([pairs, 1 - pairs.sum(0, keepdim=True)]), "pairs")
+    assert_pair_law(drawn, engine, PROMPT, params)
 
 
 @pytest.mark.parametrize(

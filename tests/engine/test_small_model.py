@@ -4,9 +4,9 @@ import copy
 
 import pytest
 import torch
-from lawkit import FALSE_ALARM, assert_law, chi_square_p
+from lawkit import FALSE_ALARM, chi_square_p
 from random_models import random_model, served_model
-from test_law import next_law
+from test_law import assert_pair_law, next_law
 
 from dspark_ext import sampling
 from dspark_ext.demo import tiny
@@ -189,14 +189,7 @@ def test_text_follows_the_target(blurred, target, method, schedule):
     params = SamplingParams(temperature=1.2, top_k=20, max_new_tokens=3)
     drawn, accepted = draws(engine, params, 800)
     assert accepted > 100
-    first = next_law(engine, [PROMPT], params)[0]
-    assert_law(drawn[:, 0], first, "first token")
-    frequent = first.topk(4).indices
-    second = next_law(engine, [[*PROMPT, int(token)] for token in frequent], params)
-    pairs = (first[frequent, None] * second).flatten()
-    cells = torch.full((256,), 4).scatter(0, frequent, torch.arange(4))[drawn[:, 0]]
-    cells = torch.where(cells < 4, cells * 256 + drawn[:, 1], 4 * 256)
-    assert_law(cells, torch.cat([pairs, 1 - pairs.sum(0, keepdim=True)]), "pairs")
+    assert_pair_law(drawn, engine, PROMPT, params)
 
 
 def test_the_law_test_sees_logits_that_are_not_those_drawn_from(blurred, target):

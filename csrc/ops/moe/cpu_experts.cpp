@@ -8,6 +8,7 @@
 #include "backends/cpu/codes.h"
 #include "backends/cpu/lane_dot.h"
 #include "ops/moe/algorithm_experts.h"
+#include "ops/moe/cpu_results.h"
 
 namespace dspark::DSPARK_ISA {
 
@@ -62,21 +63,6 @@ void widen_rows(const GroupedGemmArgs& args, RowGroup group, float* out, int64_t
 }
 
 // ---- products -----------------------------------------------------------------------------------
-
-// Rounds `count` floats to the type of the result.
-void store_products(const GroupedGemmArgs& args, const float* values, int64_t count, int64_t at) {
-    const auto round = [&](auto* out) {
-        for (int64_t i = 0; i < count; ++i) narrow(values[i], &out[at + i]);
-    };
-    switch (args.out_dtype) {
-        case FloatType::kFloat32:
-            return round(static_cast<float*>(args.out));
-        case FloatType::kBFloat16:
-            return round(static_cast<BFloat16*>(args.out));
-        case FloatType::kFloat16:
-            return round(static_cast<Float16*>(args.out));
-    }
-}
 
 // Rows of an expert's weights.
 struct WeightRows {
@@ -164,7 +150,7 @@ void multiply_columns(const GroupedGemmArgs& args, const Item& item) {
             store(values, has_gates
                               ? clamped_swiglu(load(gates[c]), products, FloatVector(args.limit))
                               : products);
-            store_products(args, values, rows.count, (item.group.first + c) * columns + n);
+            store_results(args, values, rows.count, (item.group.first + c) * columns + n);
         });
     }
 }

