@@ -18,11 +18,12 @@ from .sampling_params import SamplingParams
 from .small_model import SmallModelDrafter, VocabularyMismatchError, check_tokenizers
 from .speedup import SpeedupReport, measure_speedup
 from .stats import GenerationStats, RequestOutput, RequestStats, StepEvent
-from .target import Target, TargetBatch, TargetOutput, UnsupportedModelError
+from .target import Bounds, Target, TargetBatch, TargetOutput, UnsupportedModelError
 
 __all__ = [
     "PRESETS",
     "BlockPool",
+    "Bounds",
     "CacheFullError",
     "CausalLMTarget",
     "DSparkDrafter",

@@ -85,7 +85,8 @@ def adapted_attention(
     """The attention function of `NAME`: query [1, Hq, N, D] of the pass's rows over their keys.
 
     On a CPU, where every row sees an unbroken range and nothing is done to the scores, by the
-    row-invariant `attention`; else by torch, with softcap and sinks where the model has them.
+    row-invariant `attention`; else, and in fixed shapes, by torch, with softcap and sinks where the
+    model has them.
     """
     if kwargs.get("position_bias") is not None:
         raise UnsupportedModelError(
@@ -99,11 +100,11 @@ def adapted_attention(
         return mixed.transpose(1, 2), None
     rows, gathers = query[0].transpose(0, 1), running.store.gathers
     if gathers:
-        shape = (len(running.requests), running.length)
+        shape = (len(running.blocks), running.length)
         keys, values = (each[0].transpose(0, 1).unflatten(0, shape) for each in (key, value))
     else:
         keys, values = running.stores_of(key)
-    plain = softcap is None and s_aux is None
+    plain = softcap is None and s_aux is None and not running.fixed_shapes
     if plain and rows.device.type == "cpu" and _fits_operator(rows, keys, values):
         bounds = running.ranges(attention_mask)
         if bounds is not None:

@@ -3,6 +3,7 @@
 import torch
 
 from .paging import BlockPool
+from .target import Bounds
 
 
 class ComputedKeysError(Exception):
@@ -15,11 +16,15 @@ class LayerStore:
 
     gathers  whether a layer that writes gets back what its requests hold, as models need that
              compute keys from what they cached (latent attention); else attention reads the store
+    table    int64 [num_slots + 1, blocks per slot] on the device of passes in fixed shapes: the
+             pool's, the last block where there is none. Filled in place by `refill`
     """
 
     def __init__(self, pool: BlockPool) -> None:
         self.pool = pool
         self.gathers = False
+        self.table: torch.Tensor | None = None
+        self._version = -1
         self.keys: dict[int, torch.Tensor] = {}
         self.values: dict[int, torch.Tensor] = {}
 
@@ -31,6 +36,17 @@ class LayerStore:
                 store[layer] = torch.zeros(shape, dtype=states.dtype, device=states.device)
             store[layer].flatten(0, 1)[rows] = states
 
+    def refill(self, device: torch.device) -> None:
+        """Bring `table` up to date with the pool."""
+        if self._version == self.pool.version:
+            return
+        table = torch.nn.functional.pad(self.pool.table, (0, 0, 0, 1), value=-1)
+        table = torch.where(table < 0, self.pool.num_blocks, table)
+        if self.table is None:
+            self.table = torch.empty_like(table, device=device)
+        self.table.copy_(table)
+        self._version = self.pool.version
+
 
 class Pass:
     """Rows of one forward pass.
@@ -41,6 +57,8 @@ class Pass:
     columns, width    a row's place among the rows of its request, and the most rows of a request
     length            keys that are looked at per request: one more than the highest position
     """
+
+    fixed_shapes = False
 
     def __init__(self, store: LayerStore, slots, positions, device: torch.device) -> None:
         slots, positions = slots.cpu(), positions.cpu()
@@ -107,11 +125,40 @@ class Pass:
 
     def gathered(self, store: torch.Tensor) -> torch.Tensor:
         """[R, length, heads, dim]: a copy of what the requests hold."""
-        return store[self.blocks].flatten(1, 2)[:, : self.length]
+        return store[:, : self.length][self.blocks].flatten(1, 2)[:, : self.length]
 
     def padded(self, rows: torch.Tensor, fill: float = 0) -> torch.Tensor:
         """Rows [N, ...] laid out by request, [R, width, ...]."""
-        shape = (len(self.requests), self.width, *rows.shape[1:])
+        shape = (len(self.blocks), self.width, *rows.shape[1:])
         out = torch.full(shape, fill, dtype=rows.dtype, device=rows.device)
         out[self.request_of, self.columns] = rows
         return out
+
+
+class FixedPass(Pass):
+    """A pass whose operations and shapes depend on its number of rows and `bounds` alone, made of
+    what lies on the device: it can be captured and replayed with other rows.
+
+    It is laid out for as many requests as there can be, min(N, num_slots), of `bounds.width` rows
+    and `bounds.length` keys each. Those that are not there read the padding block. No row is
+    padding, positions have blocks (`BlockPool.reserve`), and `store.refill` was called.
+    """
+
+    fixed_shapes = True
+
+    def __init__(self, store: LayerStore, slots, positions, bounds: Bounds) -> None:
+        pool, num_rows = store.pool, len(slots)
+        size = pool.block_size
+        self.store, self.device, self.positions = store, slots.device, positions
+        self.length, self.width = bounds.length, min(bounds.width, num_rows)
+        present = torch.zeros(pool.num_slots, dtype=torch.int64, device=self.device)
+        present = present.scatter_(0, slots, 1)
+        self.request_of = (present.cumsum(0) - 1)[slots]
+        none = present.new_full((min(num_rows, pool.num_slots),), pool.num_slots)
+        requests = none.scatter(0, self.request_of, slots)
+        first = torch.full_like(none, pool.max_len)
+        first.scatter_reduce_(0, self.request_of, positions, "amin")
+        self.columns = positions - first[self.request_of]
+        self.blocks = store.table[:, : -(-self.length // size)][requests]
+        self.rows = store.table[slots, positions // size] * size + positions % size
+        self._written: dict[int, tuple[torch.Tensor, int]] = {}

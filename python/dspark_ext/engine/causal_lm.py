@@ -1,12 +1,14 @@
 """Any Hugging Face causal LM as a target, through the model's own forward."""
 
+import functools
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from . import slot_state
-from .adapted_pass import ComputedKeysError, LayerStore, Pass
+from .adapted_pass import ComputedKeysError, FixedPass, LayerStore, Pass
+from .capture_check import target_obstacle
 from .identity import fingerprint
 from .paging import make_pool
 from .target import TargetBatch, TargetOutput, UnsupportedModelError
@@ -140,18 +142,54 @@ class CausalLMTarget:
                 torch.empty(0, self.vocab_size, device=device),
                 torch.empty(0, self.num_features, device=device),
             )
+
+        def run() -> TargetOutput:
+            running = Pass(self.store, batch.slots, batch.positions, device)
+            return self._run(running, batch.input_ids.to(device), batch.logit_rows.to(device))
+
+        return self._gathering(run)
+
+    @torch.inference_mode()
+    def forward_fixed(self, batch: TargetBatch) -> TargetOutput:
+        """As `forward`, of a batch with bounds that wants every row's logits, so that it can be
+        captured: attention is torch's, over `bounds.length` keys of min(rows, slots) requests.
+        `refill` comes before it, and blocks were reserved."""
+
+        def run() -> TargetOutput:
+            running = FixedPass(self.store, batch.slots, batch.positions, batch.bounds)
+            return self._run(running, batch.input_ids, None)
+
+        return self._gathering(run)
+
+    @torch.inference_mode()
+    def refill(self) -> None:
+        """Bring the block table that `forward_fixed` reads up to date."""
+        self.store.refill(self.device)
+
+    @functools.cached_property
+    def capture_obstacle(self) -> str | None:
+        """Why `forward_fixed` cannot be captured as a graph: what the model's own forward does;
+        found out by recording it. None if it can. Overwrites the first positions of two slots."""
+        return target_obstacle(self)
+
+    @property
+    def capturable(self) -> bool:
+        """Whether passes can be captured as graphs."""
+        return self.capture_obstacle is None
+
+    def _gathering(self, run: Callable[[], TargetOutput]) -> TargetOutput:
         try:
-            return self._forward(batch)
+            return run()
         except ComputedKeysError:
             self.store.gathers = True
-            return self._forward(batch)
+            return run()
 
-    def _forward(self, batch: TargetBatch) -> TargetOutput:
-        count, device = len(batch.input_ids), self.device
-        running = Pass(self.store, batch.slots, batch.positions, device)
-        logit_rows = batch.logit_rows.to(device)
-        keep = "logits_to_keep" in self._arguments
-        arguments = {"logits_to_keep": logit_rows} if keep else {}
+    def _run(self, running: Pass, input_ids, logit_rows: torch.Tensor | None) -> TargetOutput:
+        """logit_rows  None = all"""
+        count, device = len(input_ids), self.device
+        arguments = {}
+        if logit_rows is not None and "logits_to_keep" in self._arguments:
+            arguments["logits_to_keep"], logit_rows = logit_rows, None
         features = torch.empty(count, len(self._taps), self.hidden_size, device=device)
         hooks = [
             layer.register_forward_hook(_keep_output(features, index))
@@ -160,7 +198,7 @@ class CausalLMTarget:
         try:
             with self._adapter.running_pass(running):
                 output = self.model(
-                    input_ids=batch.input_ids.to(device)[None],
+                    input_ids=input_ids[None],
                     position_ids=running.positions[None],
                     use_cache=True,
                     **{self._cache_name: self._adapter.PassCache(running)},
@@ -170,7 +208,8 @@ class CausalLMTarget:
             for hook in hooks:
                 hook.remove()
         logits = output.logits[0].float()
-        return TargetOutput(logits if keep else logits[logit_rows], features.flatten(1))
+        logits = logits if logit_rows is None else logits[logit_rows]
+        return TargetOutput(logits, features.flatten(1))
 
     @torch.inference_mode()
     def _own_logits(self, ids: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,7 @@ import torch
 from .. import verify
 from .drafter import DraftBatch, Drafter
 from .graphs import DraftGraphs, TargetGraphs
-from .target import Target, TargetBatch
+from .target import Bounds, Target, TargetBatch
 
 # progress(done, total, what): called after each of `total` measurements
 Progress = Callable[[int, int, str], None]
@@ -54,19 +54,21 @@ def profile_step(
     run_target, run_drafter = target, drafter
     if graphs is not None:
         run_target, run_drafter = graphs[0], graphs[1] or drafter
-        rows = [size for size in run_target.runner.sizes if size <= most]
+        rows = [size for size in run_target.sizes if size <= most]
         rounding = {"interpolation": "step", "linear_above": rows[-1]}
     requests = [count for count in (1, 2, 4, 8, 16, 32, 64) if count < slots] + [slots]
     calls = len(rows) + (0 if drafter is None else len(requests))
     report = _counter(progress, calls * (_WARMUP + _REPEATS))
 
-    _reserve((target, drafter), slots, min(target.max_len, 2 * num_drafts + 3))
+    length = min(target.max_len, 2 * num_drafts + 3)
+    _reserve((target, drafter), slots, length)
 
     @torch.inference_mode()
     def pass_of(count: int) -> None:
         index = torch.arange(count, device=device)
         positions = (index // slots).clamp(max=target.max_len - 1)
-        run_target.forward(TargetBatch(torch.zeros_like(index), positions, index % slots, index))
+        zeros, bounds = torch.zeros_like(index), Bounds(length, num_drafts + 1)
+        run_target.forward(TargetBatch(zeros, positions, index % slots, index, bounds))
         report(f"target pass of {count} rows")
 
     @torch.inference_mode()

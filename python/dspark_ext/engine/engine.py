@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import collections
 import itertools
+import logging
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
@@ -17,7 +18,7 @@ from .costs import Progress, cached_profile, device_of, profile_step
 from .drafter import Drafter
 from .drafting import CONTINUE_THRESHOLD
 from .generation import Generation, RequestHandle
-from .graphs import Capture, CudaCapture, DraftGraphs, TargetGraphs
+from .graphs import Capture, CudaCapture, DraftGraphs, TargetGraphs, not_captured
 from .pairing import check_pair, num_drafts
 from .request import Prompt, Request, make_request
 from .sampling_params import SamplingParams
@@ -29,6 +30,8 @@ from .target import Target, TargetBatch, TargetOutput
 
 __all__ = ["DSparkEngine", "profile_step"]
 
+_log = logging.getLogger(__name__)
+
 
 class DSparkEngine:
     """Serve `target`, with drafts of `drafter`, without changing its output law.
@@ -37,7 +40,8 @@ class DSparkEngine:
     tokenizer  for text prompts, text outputs and stop strings: anything with encode(str) -> ids and
                decode(ids)
     graphs     capture passes as graphs, on a GPU: None = of a target or drafter that says it can be
-               captured (`capturable`); True = unless it says it cannot; False = never
+               captured (`capturable`); True = unless it says it cannot; False = never. What is not
+               captured, and why: `not_captured`, by "target" and "drafter", None where it is
     progress   called with (done, total, what) while a cost table is measured
 
     Greedy requests emit the same tokens as plain decoding if the target is row-invariant. Sampled
@@ -71,8 +75,8 @@ class DSparkEngine:
         if drafter is not None:
             check_pair(target, drafter, config)
         self.target_graphs = self.draft_graphs = None
-        if self._captures(target, graphs):
-            self.use_graphs(CudaCapture(), drafts=self._captures(drafter, graphs))
+        self.not_captured: dict[str, str | None] = {}
+        self._start_graphs(graphs)
         self.cost_table = self._make_cost_table(progress)
         self.switch = make_switch(config, None if drafter is None else self.cost_table)
         threshold = config.continue_threshold
@@ -294,23 +298,33 @@ class DSparkEngine:
             result.prefill_rows,
         )
 
-    def use_graphs(self, capture: Capture, *, drafts: bool = True) -> None:
-        """Run the target's passes from graphs recorded by `capture`, and the drafter's too."""
-        slots = self.target.max_requests
+    def use_graphs(self, make_capture: Callable[[], Capture], *, drafts: bool = True) -> None:
+        """Run the target's passes from graphs that a `make_capture()` records, and those of the
+        drafter from graphs of another."""
+        slots, width = self.target.max_requests, self.most_drafts + 1
         sizes = verify.cudagraph_sizes(slots, self.most_drafts)
-        self.target_graphs = TargetGraphs(self.target, sizes, capture)
+        self.target_graphs = TargetGraphs(self.target, sizes, make_capture(), width)
         if drafts and self.drafter is not None:
             sizes = verify.cudagraph_sizes(slots, 0)
-            self.draft_graphs = DraftGraphs(self.drafter, sizes, capture)
+            self.draft_graphs = DraftGraphs(self.drafter, sizes, make_capture())
 
-    def _captures(self, owner, graphs: bool | None) -> bool:
-        """Whether passes of the target or the drafter are captured."""
-        on_gpu = self.device.type == "cuda"
-        if graphs and not on_gpu:
+    def _start_graphs(self, graphs: bool | None) -> None:
+        if graphs and self.device.type != "cuda":
             raise ValueError(
                 f"dspark_ext.engine: graphs: expected a target on a GPU, got {self.device}"
             )
-        return on_gpu and graphs is not False and getattr(owner, "capturable", bool(graphs))
+        owners = {"target": self.target, "drafter": self.drafter}
+        for name, owner in owners.items():
+            if owner is not None:
+                self.not_captured[name] = not_captured(owner, self.device, graphs)
+        if self.not_captured["target"] is None:
+            self.use_graphs(CudaCapture, drafts=self.not_captured.get("drafter") is None)
+        if self.device.type == "cuda" and graphs is not False:
+            for name, reason in self.not_captured.items():
+                if reason is not None:
+                    _log.warning(
+                        "dspark_ext.engine: passes of the %s run without graphs: %s", name, reason
+                    )
 
     def _make_cost_table(self, progress: Progress | None) -> verify.CostTable | None:
         config = self.config

@@ -1,4 +1,4 @@
-"""Passes captured as graphs, one per number of rows, where there is a GPU.
+"""Passes captured as graphs, one per number of rows and length of context, where there is a GPU.
 
 A captured pass runs without the host launching its kernels one by one. Its tensors have fixed
 shapes, so a pass is padded up to the next captured size: by its last row once more, which writes
@@ -12,7 +12,7 @@ import torch
 
 from ..draft import RowStatistics
 from .drafter import Draft, DraftBatch
-from .target import TargetBatch, TargetOutput
+from .target import Bounds, TargetBatch, TargetOutput
 
 Tensors = tuple[torch.Tensor | None, ...]
 Pass = Callable[..., Tensors]
@@ -20,8 +20,13 @@ Pass = Callable[..., Tensors]
 Capture = Callable[[Callable[[], Tensors]], tuple[Callable[[], None], Tensors]]
 
 
+SHORTEST = 256  # least length of context that passes are captured for
+
+
 class CudaCapture:
-    """Captures on the current CUDA (or HIP) device; all graphs share one memory pool."""
+    """Captures on the current CUDA (or HIP) device. Its graphs share one memory pool: running one
+    overwrites the results of the others, so results that are in use at the same time, a target's
+    and a drafter's, need a capture each."""
 
     def __init__(self, warmup: int = 2) -> None:
         self._warmup = warmup
@@ -40,6 +45,26 @@ class CudaCapture:
         return graph.replay, outputs
 
 
+class ResultBuffers:
+    """Tensors of `rows` rows that graphs of fewer write their results into. So these need no memory
+    of their own, which logits would need most of. Made at the first pass, before it is captured."""
+
+    def __init__(self, rows: int) -> None:
+        self._rows = rows
+        self._buffers: dict[int, torch.Tensor] = {}
+
+    def take(self, results: Tensors) -> Tensors:
+        """Copies of results [n, ...], at most `rows` of them."""
+        return tuple(
+            None if each is None else self._copy(place, each) for place, each in enumerate(results)
+        )
+
+    def _copy(self, place: int, result: torch.Tensor) -> torch.Tensor:
+        if place not in self._buffers:
+            self._buffers[place] = result.new_empty((self._rows, *result.shape[1:]))
+        return self._buffers[place][: len(result)].copy_(result)
+
+
 class GraphRunner:
     """Run a pass over rows from the captured graph of the next size.
 
@@ -47,13 +72,21 @@ class GraphRunner:
               be None
     sizes     numbers of rows to capture, each when it is first met; larger passes run as they are
     capture   see `Capture`
+    results   where results are put; None = buffers of its own
 
-    Results are the graph's own tensors, cut to the rows: the next run of that size overwrites them.
+    Results are these buffers, cut to the rows: the next run overwrites them.
     """
 
-    def __init__(self, function: Pass, sizes: Sequence[int], capture: Capture) -> None:
+    def __init__(
+        self,
+        function: Pass,
+        sizes: Sequence[int],
+        capture: Capture,
+        results: ResultBuffers | None = None,
+    ) -> None:
         self._function = function
-        self._capture = capture
+        self._results = ResultBuffers(max(sizes)) if results is None else results
+        self.capture = capture
         self._graphs: dict[int, tuple[list[torch.Tensor], Callable[[], None], Tensors]] = {}
         self.sizes = sorted(set(sizes))
 
@@ -66,11 +99,15 @@ class GraphRunner:
         place = bisect.bisect_left(self.sizes, rows)
         return self.sizes[place] if place < len(self.sizes) else None
 
+    def holds(self, rows: int) -> bool:
+        """Whether so many rows run from a graph."""
+        return rows > 0 and self.size_for(rows) is not None
+
     def __call__(self, *inputs: torch.Tensor) -> Tensors:
         rows = len(inputs[0])
-        size = self.size_for(rows)
-        if rows == 0 or size is None:
+        if not self.holds(rows):
             return self._function(*inputs)
+        size = self.size_for(rows)
         if size not in self._graphs:
             self._graphs[size] = self._record(size, inputs)
         buffers, replay, outputs = self._graphs[size]
@@ -82,7 +119,7 @@ class GraphRunner:
         rows = len(inputs[0])
         buffers = [each.new_empty((size, *each.shape[1:])) for each in inputs]
         self._fill(buffers, inputs, rows)
-        replay, outputs = self._capture(lambda: self._function(*buffers))
+        replay, outputs = self.capture(lambda: self._results.take(self._function(*buffers)))
         return buffers, replay, outputs
 
     @staticmethod
@@ -92,21 +129,77 @@ class GraphRunner:
             buffer[rows:] = values[-1:]
 
 
-class TargetGraphs:
-    """The target's passes that judge every row (no prompt tokens among them), captured."""
+def not_captured(owner, device: torch.device, graphs: bool | None) -> str | None:
+    """Why passes of a target or drafter are not captured, None if they are. `graphs` is the
+    engine's."""
+    if device.type != "cuda":
+        return f"the target is on {device.type}"
+    if graphs is False:
+        return "graphs=False"
+    if getattr(owner, "capturable", bool(graphs)):
+        return None
+    reason = getattr(owner, "capture_obstacle", None)
+    return reason or f"{type(owner).__name__} does not say that it can be captured"
 
-    def __init__(self, target, sizes: Sequence[int], capture: Capture) -> None:
-        self._target = target
-        self.runner = GraphRunner(self._pass, sizes, capture)
+
+def capture_lengths(max_len: int) -> list[int]:
+    """Lengths of context that passes are captured for: 256, doubled up to `max_len`."""
+    lengths = []
+    length = SHORTEST
+    while length < max_len:
+        lengths.append(length)
+        length *= 2
+    return [*lengths, max_len]
+
+
+class TargetGraphs:
+    """The target's passes that judge every row (no prompt tokens among them), captured.
+
+    Of a target with `forward_fixed` that form is captured, for each of `lengths` when a pass first
+    needs it; of another its `forward`, once for any length.
+
+    width  rows that a request has in a pass, at most; passes of more run as they are
+    """
+
+    def __init__(self, target, sizes: Sequence[int], capture: Capture, width: int) -> None:
+        self._target, self._capture, self._width = target, capture, width
+        self._refill = getattr(target, "refill", lambda: None)
+        fixed = hasattr(target, "forward_fixed")
+        self._forward = target.forward_fixed if fixed else target.forward
+        self.sizes = sorted(set(sizes))
+        self._results = ResultBuffers(self.sizes[-1])
+        self.lengths = capture_lengths(target.max_len) if fixed else [target.max_len]
+        self.runners: dict[int, GraphRunner] = {}
 
     def forward(self, batch: TargetBatch) -> TargetOutput:
-        if len(batch.logit_rows) != len(batch.input_ids):
+        bounds = batch.bounds
+        if (
+            len(batch.logit_rows) != len(batch.input_ids)
+            or bounds is None
+            or bounds.width > self._width
+        ):
             return self._target.forward(batch)
-        return TargetOutput(*self.runner(batch.input_ids, batch.positions, batch.slots))
+        runner = self._runner(bounds.length)
+        if not runner.holds(len(batch.input_ids)):
+            return self._target.forward(batch)
+        self._refill()
+        return TargetOutput(*runner(batch.input_ids, batch.positions, batch.slots))
 
-    def _pass(self, input_ids, positions, slots) -> Tensors:
-        rows = torch.arange(len(input_ids), device=input_ids.device)
-        output = self._target.forward(TargetBatch(input_ids, positions, slots, rows))
+    def _runner(self, length: int) -> GraphRunner:
+        length = self.lengths[bisect.bisect_left(self.lengths, length)]
+        if length not in self.runners:
+            bounds = Bounds(length, self._width)
+            self.runners[length] = GraphRunner(
+                lambda *columns: self._pass(columns, bounds),
+                self.sizes,
+                self._capture,
+                self._results,
+            )
+        return self.runners[length]
+
+    def _pass(self, columns: Sequence[torch.Tensor], bounds: Bounds) -> Tensors:
+        rows = torch.arange(len(columns[0]), device=columns[0].device)
+        output = self._forward(TargetBatch(*columns, rows, bounds))
         return output.logits, output.features
 
 

@@ -21,6 +21,8 @@ class BlockPool:
     -1 where there is none: the field's block table. Position p of a slot lies in row
     `table[slot, p // block_size] * block_size + p % block_size` of the store.
 
+    `version` counts the changes of the table, for those who keep a copy of it.
+
     A slot takes blocks by `reserve`, before its request is admitted, or by `grow`, as its passes
     need them, and gives them all back by `release`.
     """
@@ -37,6 +39,7 @@ class BlockPool:
         self.num_slots, self.max_len, self.block_size = num_slots, max_len, block_size
         self.num_blocks = num_blocks
         self.table = torch.full((num_slots, blocks_per_slot), -1, dtype=torch.int64)
+        self.version = 0
         self._held = [0] * num_slots
         self._free = list(range(num_blocks))
 
@@ -63,6 +66,7 @@ class BlockPool:
             return False
         for index in range(self._held[slot], wanted):
             self.table[slot, index] = heapq.heappop(self._free)
+            self.version += 1
         self._held[slot] = max(self._held[slot], wanted)
         return True
 
@@ -90,6 +94,7 @@ class BlockPool:
         for block in self.table[slot, : self._held[slot]].tolist():
             heapq.heappush(self._free, block)
         self.table[slot] = -1
+        self.version += self._held[slot] > 0
         self._held[slot] = 0
 
     def rows(self, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

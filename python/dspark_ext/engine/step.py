@@ -13,7 +13,7 @@ from .drafter import DraftBatch
 from .drafting import Proposal, nothing, propose
 from .planning import plan
 from .request import Request, SamplingTensors, TokenLogprobs
-from .target import TargetBatch
+from .target import Bounds, TargetBatch
 
 if TYPE_CHECKING:
     from .engine import DSparkEngine
@@ -75,6 +75,7 @@ def run_step(engine: DSparkEngine, running: list[Request]) -> StepResult:
         torch.cat([packed.positions, prefill.positions]),
         torch.cat([slots[packed.request_ids.long()], prefill.slots]),
         torch.arange(rows, device=device),
+        _bounds(engine, ready, proposal.made, room),
     )
     drafted = time.perf_counter()
 
@@ -177,6 +178,14 @@ def _plan(engine, proposal: Proposal, room, slots, num_prefill) -> tuple[verify.
     if lagged is not None:
         engine.lagged[slots, :count] = confidence
     return chosen
+
+
+def _bounds(engine, ready, made: list[int], room: list[int]) -> Bounds:
+    """Of the rows of ready requests: what is verified, at most."""
+    length = max(
+        (each.num_cached + min(most) + 1 for each, *most in zip(ready, made, room)), default=0
+    )
+    return Bounds(length, engine.most_drafts + 1)
 
 
 def _mask_stop_tokens(logits, ready, packed, device) -> torch.Tensor:

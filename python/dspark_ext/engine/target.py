@@ -5,13 +5,24 @@ for CPUs, `CausalLMTarget` that for any model.
 """
 
 import dataclasses
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
 
 class UnsupportedModelError(ValueError):
     """A model that an adapter cannot serve; the message says why."""
+
+
+class Bounds(NamedTuple):
+    """What the host knows of the rows of a pass without reading them.
+
+    length  every position is below it
+    width   rows that one slot has, at most; they are consecutive positions
+    """
+
+    length: int
+    width: int
 
 
 @dataclasses.dataclass
@@ -21,6 +32,7 @@ class TargetBatch:
     input_ids, positions  int64 [N]: token and its absolute position
     slots                 int64 [N]: cache slot of the row's request
     logit_rows            int64 [M]: rows whose logits are wanted
+    bounds                None where rows may be anything
 
     A row sees positions 0 .. its own of its slot: what earlier passes wrote and the rows of this
     pass. A position may be written again by a later pass (after a rejection); the last write
@@ -31,6 +43,7 @@ class TargetBatch:
     positions: torch.Tensor
     slots: torch.Tensor
     logit_rows: torch.Tensor
+    bounds: Bounds | None = None
 
 
 @dataclasses.dataclass
@@ -49,6 +62,17 @@ class Target(Protocol):
 
     It may have `reserve(slot, length) -> bool`, asked before a request of at most that many
     positions is admitted, and `release(slot)`, called when the request of a slot has ended.
+
+    To be captured as graphs it says `capturable = True`: for a number of rows `forward` is the same
+    operations on the same tensors whatever the values. It may have, beside it,
+
+    forward_fixed(batch) -> TargetOutput
+        a form of `forward` for that, of batches with `bounds` that want the logits of every row;
+        then it is captured for each length of its own
+    refill()
+        called before each captured pass, to bring tensors up to date that it reads
+    capture_obstacle
+        why it is not capturable, a text
     """
 
     vocab_size: int

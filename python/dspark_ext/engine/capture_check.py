@@ -1,0 +1,33 @@
+"""Whether passes can be captured as graphs: found out by recording them twice (`_recording`)."""
+
+import torch
+
+from .._recording import capture_obstacle
+from .target import Bounds, Target, TargetBatch
+
+_LENGTH = 8
+
+
+@torch.inference_mode()
+def target_obstacle(target: Target) -> str | None:
+    """Why a target's `forward_fixed`, or else its `forward`, cannot be captured, None if it can.
+
+    Two rows, first of one request, then, where there are two slots, of two. What they overwrite is
+    of no request that runs: call it before there are any.
+    """
+    device = torch.device(getattr(target, "device", "cpu"))
+    length, last = min(_LENGTH, target.max_len), target.max_requests - 1
+    second = min(1, length - 1)
+    ids, positions, slots = torch.tensor([[1, 0], [0, second], [0, 0]], device=device)
+    rows = torch.arange(2, device=device)
+    batch = TargetBatch(ids, positions, slots, rows, Bounds(length, 2))
+    forward = getattr(target, "forward_fixed", target.forward)
+
+    def change() -> None:
+        ids.copy_(torch.tensor([0, 1]))
+        positions.copy_(torch.tensor([length - 1, 0 if last else max(0, length - 2)]))
+        slots.copy_(torch.tensor([0, last]))
+
+    if hasattr(target, "refill"):
+        target.refill()
+    return capture_obstacle(lambda: forward(batch), change)
