@@ -4,7 +4,8 @@
 
 The floor of a draft: w2 once, the base logits once, the logits kept once. Besides, a draft reads
 the row it draws from, which was just written: `row`; and every block brings in the inputs of its
-requests: `inputs`. Both come from the second-level cache.
+requests: `inputs`. Both come from the second-level cache. `ratio` counts what each thread asks for,
+`sectors` what that moves: a warp's load of one address is one sector of 32 bytes.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ def measure(it: dict, warp_size: int = 32) -> dict:
     logits = bytes_of("logits", "bytes_loaded")
     inputs = bytes_of("w1", "bytes_loaded") + bytes_of("prev_embed", "bytes_loaded")
     moved = sum(k["bytes_loaded"] + k["bytes_stored"] for k in kernels.values())
+    sectors = sum(k["load_segments_32"] + k["store_segments_32"] for k in kernels.values())
     step = kernels["markov_step"]
     return {
         "launches": sum(k["launches"] for k in kernels.values()),
@@ -60,18 +62,19 @@ def measure(it: dict, warp_size: int = 32) -> dict:
         "row_reads": logits / (drafts * row),
         "inputs": inputs / floor,
         "ratio": moved / floor,
+        "sectors": sectors * 32 / floor,
         "wide_w2": step["accesses_16"] * 16 / (drafts * w2),
         "store_segments": step["store_segments_32"] * 32 / (drafts * row),
     }
 
 
 def main() -> None:
-    print("| B | launches | w2 | w2, base, logits | row | inputs | all |\n" + "|--:" * 7 + "|")
-    for batch in (1, 8, 64, 256):
+    print("| B | launches | w2 | w2, base, logits | row | inputs | all | sectors |\n" + "|--:" * 8 + "|")
+    for batch in (1, 8, 64):
         m = measure(case(batch, drafts=1))
         print(
             f"| {batch} | {m['launches']} | {m['w2']:.3f} | {m['streams']:.3f} | {m['row']:.3f} "
-            f"| {m['inputs']:.3f} | {m['ratio']:.3f} |",
+            f"| {m['inputs']:.3f} | {m['ratio']:.3f} | {m['sectors']:.3f} |",
             flush=True,
         )
 

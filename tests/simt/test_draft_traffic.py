@@ -19,12 +19,14 @@ def check(batch: int, drafts: int, warp_size: int) -> dict:
 def test_one_request():
     measured = check(1, 2, 32)
     assert measured["ratio"] <= 1.02
+    assert measured["sectors"] <= 1.05
 
 
 @pytest.mark.parametrize("warp_size", emulated.WARP_SIZES[1:])
 def test_eight_requests(warp_size):
     measured = check(8, 1, warp_size)
     assert measured["ratio"] - measured["row"] <= 1.03
+    assert measured["sectors"] <= 1.05
 
 
 @pytest.mark.slow
