@@ -4,7 +4,7 @@ python bench/bench_generation.py [--json FILE] [--markdown FILE] [--plot FILE]
 python bench/bench_generation.py --quick       a tiny pair, seconds: shows that all works
 
 The demo's pair. Per load, all ways serve the same requests in turns (generation_runs.py); greedy
-text is checked against plain decoding token by token. NOTES.md says what the figures are.
+text is checked against plain decoding token by token. The report says what its figures are.
 """
 
 import argparse
@@ -53,8 +53,7 @@ def measure(options, tell=print) -> tuple[dict, list[dict]]:
     torch.set_num_threads(options.threads)
     most = max(options.concurrency)
     make = generation_pairs.tiny_pair if options.quick else generation_pairs.demo_pair
-    # as many tokens as the single steps may emit at most, if that is more
-    longest = LONGEST_PROMPT + max(options.tokens, 6 * (2 * options.steps + 4))
+    longest = LONGEST_PROMPT + max(options.tokens, generation_runs.tokens_of(options.steps))
     pair = make(options.weights, len(generation_runs.WAYS) * most, longest)
     facts = harness.header(harness.copy_bandwidth())
     runs = generation_runs.Runs(pair, most, options.tokens, options.clock)
