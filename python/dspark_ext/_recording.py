@@ -6,8 +6,8 @@ number it computed, a tensor it made elsewhere) is not replayed: it stays as it 
 
 import contextlib
 import dataclasses
+import sys
 import threading
-import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -34,18 +34,24 @@ class CaptureError(RuntimeError):
 
 @dataclasses.dataclass
 class Call:
-    """One operation with the tensors it was given and those it made."""
+    """One operation with the tensors it was given and those it made, and who asked for it."""
 
     function: Any
     args: tuple
     kwargs: dict
     result: Any
+    place: str
 
 
 def is_recording() -> bool:
-    """Whether this thread records a pass. Checks of values on the host are to be left out then, as
-    they are on a GPU."""
+    """Whether this thread records a pass."""
     return getattr(_active, "count", 0) > 0
+
+
+def reads_values(tensor: torch.Tensor) -> bool:
+    """Whether the host may look at the values of `tensor`, to check them or to do less: on a CPU,
+    where that waits for nothing, but in no pass that is recorded."""
+    return tensor.device.type == "cpu" and not is_recording()
 
 
 @contextlib.contextmanager
@@ -116,7 +122,7 @@ class _Operations(TorchDispatchMode):
             raise CaptureError(f"{function} {reason}{_place()}")
         result = function(*args, **kwargs)
         _check_devices(function, args, kwargs, result)
-        self._calls.append(Call(function, args, kwargs, result))
+        self._calls.append(Call(function, args, kwargs, result, _place()))
         return result
 
 
@@ -134,6 +140,8 @@ def _obstacle(function, args, kwargs) -> str | None:
         indices = tensors_of(args[1] if len(args) > 1 else kwargs["indices"])
         if any(index.dtype in (torch.bool, torch.uint8) for index in indices):
             return "by a mask: how many are chosen depends on values"
+    elif function._schema.name == "aten::lift_fresh" and args[0].device.type != "cpu":
+        return "is a tensor that the host makes and copies to the device"
     elif any(tag in function.tags for tag in _VALUE_TAGS):
         return "depends on values: the host reads them"
     return None
@@ -149,11 +157,13 @@ def _check_devices(function, args, kwargs, result) -> None:
 
 
 def _place() -> str:
-    """File and line that asked for an operation, outside of torch and of the operators."""
-    for frame in reversed(traceback.extract_stack()):
-        path = frame.filename.replace("\\", "/")
+    """File and line that asked for an operation, outside of torch and of this recorder."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        path = frame.f_code.co_filename.replace("\\", "/")
         if "/torch/" not in path and not path.endswith(("/_recording.py", "/contextlib.py")):
-            return f", at {path.rsplit('/', 1)[-1]}:{frame.lineno}"
+            return f", at {path.rsplit('/', 1)[-1]}:{frame.f_lineno}"
+        frame = frame.f_back
     return ""
 
 
@@ -161,11 +171,11 @@ def _difference(first: list[Call], second: list[Call]) -> str | None:
     made: tuple[dict, dict] = {}, {}
     for number, (one, other) in enumerate(zip(first, second)):
         if one.function is not other.function:
-            return f"{one.function} is {other.function} with other values"
+            return f"{one.function} is {other.function} with other values{one.place}"
         forms = [_form((call.args, call.kwargs), known) for call, known in zip((one, other), made)]
         if forms[0] != forms[1]:
             old, new = next(pair for pair in zip(*map(_parts, forms)) if pair[0] != pair[1])
-            return f"{one.function} {_change(old, new)}"
+            return f"{one.function} {_change(old, new)}{one.place}"
         for call, known in zip((one, other), made):
             for place, tensor in enumerate(tensors_of(call.result)):
                 known.setdefault(storage_of(tensor), (number, place))
@@ -195,6 +205,8 @@ def _leaf(leaf: Any, known: dict[int, tuple[int, int]]) -> Any:
     if not isinstance(leaf, torch.Tensor):
         return leaf
     storage = storage_of(leaf)
+    if leaf.dim() == 0 and leaf.device.type == "cpu" and storage not in known:
+        return str(leaf.item())  # a number, which launches are given as it is
     origin = known.get(storage, storage)
     dtype = str(leaf.dtype).removeprefix("torch.")
     return origin, dtype, tuple(leaf.shape), leaf.stride(), leaf.storage_offset()

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import draft
+from .._recording import reads_values
 from .config import DraftHeadConfig
 from .context import BlockView, DraftContext
 from .state import ContextState
@@ -235,7 +236,7 @@ class DSparkDraftHead(nn.Module):
                     f"dspark_ext.draft_head: draft: {name}: expected int64 [B={len(anchor)}], got "
                     f"{str(values.dtype).removeprefix('torch.')} {list(values.shape)}"
                 )
-        if anchor.device.type != "cpu":
+        if not reads_values(anchor):
             return
         strange = anchor[(anchor < 0) | (anchor >= self.config.vocab_size)]
         if len(strange):

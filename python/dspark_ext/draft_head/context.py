@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from .._recording import reads_values
 from .state import ContextState, state_header
 
 
@@ -100,7 +101,7 @@ class DraftContext(nn.Module):
         """
         if positions.numel() == 0:
             return
-        if positions.device.type == "cpu":
+        if reads_values(positions):
             self._check_rows(positions, slots)
         slots = torch.where(slots < 0, self._padding, slots)
         last = torch.full_like(self._ends, -1).scatter_reduce_(0, slots, positions, "amax")
@@ -124,11 +125,11 @@ class DraftContext(nn.Module):
         """What the blocks at `anchors` of `slots`, both int64 [B], may look at: the positions
         before the anchor, at most `window` of them. A slot of -1 sees nothing. On a CPU an anchor
         beyond the slot's length is an error; elsewhere its block just sees less."""
-        if slots.device.type == "cpu":
+        if reads_values(slots):
             self._check_anchors(slots, anchors)
         slots = torch.where(slots < 0, self._padding, slots)
         columns = self.capacity
-        if self.window is None and slots.device.type == "cpu":
+        if self.window is None and reads_values(slots):
             columns = int(self._ends[slots].max()) if len(slots) else 0
         held = self.held[slots, :columns]
         visible = (held >= 0) & (held < torch.minimum(anchors, self._ends[slots])[:, None])

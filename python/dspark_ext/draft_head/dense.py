@@ -190,7 +190,7 @@ class Gemma4DraftHead(DenseDraftHead):
 
     def embed(self, token_ids: Tensor) -> Tensor:
         weight = self.embedding_weight
-        scale = torch.tensor(self.config.hidden_size**0.5, dtype=weight.dtype, device=weight.device)
+        scale = weight.new_full((), self.config.hidden_size**0.5)  # rounded to its dtype
         return (F.embedding(token_ids, weight) * scale).to(self.dtype)
 
     def base_logits(self, normed: Tensor) -> Tensor:

@@ -1,9 +1,16 @@
 """Whether passes can be captured as graphs: found out by recording them twice (`_recording`)."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import torch
 
 from .._recording import capture_obstacle
 from .target import Bounds, Target, TargetBatch
+
+if TYPE_CHECKING:
+    from .drafter import Drafter
 
 _LENGTH = 8
 
@@ -31,3 +38,24 @@ def target_obstacle(target: Target) -> str | None:
     if hasattr(target, "refill"):
         target.refill()
     return capture_obstacle(lambda: forward(batch), change)
+
+
+@torch.inference_mode()
+def drafter_obstacle(drafter: Drafter, device: torch.device) -> str | None:
+    """Why a drafter's `draft` cannot be captured, None if it can. Drafts of nobody: call it while
+    no request runs."""
+    from .drafter import DraftBatch  # which imports this module
+
+    last = drafter.max_requests - 1
+    anchors, positions, slots, seeds = torch.tensor([[0, 1], [0, 0], [0, last], [3, 4]]).to(device)
+    temperature = torch.tensor([0.0, 1.0]).to(device)
+    batch = DraftBatch(anchors, positions, slots, temperature, seeds)
+    changed = DraftBatch(1 - anchors, positions + 1, slots.flip(0), 1 - temperature, seeds + 2)
+
+    def change() -> None:
+        for name, values in vars(changed).items():
+            getattr(batch, name).copy_(values)
+
+    return capture_obstacle(
+        lambda: drafter.draft(batch, drafter.block_size, "probabilistic"), change
+    )

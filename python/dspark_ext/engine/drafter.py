@@ -1,6 +1,7 @@
 """What the engine asks of a drafter, and the DSpark drafter for a CPU."""
 
 import dataclasses
+import functools
 from typing import Protocol
 
 import torch
@@ -11,6 +12,7 @@ from ..draft import RowStatistics, confidence, markov_sample
 from ..draft_head.compact import CompactDraftHead, DraftStage
 from . import slot_state
 from .cache import KVCache
+from .capture_check import drafter_obstacle
 from .identity import fingerprint
 from .packing import pack
 
@@ -162,6 +164,16 @@ class DSparkDrafter:
             max_len=target.max_len,
             weight_dtype=weight_dtype,
         )
+
+    @functools.cached_property
+    def capture_obstacle(self) -> str | None:
+        """Why drafts cannot be captured as a graph, None if they can; see `capture_check`."""
+        return drafter_obstacle(self, self._embedding.device)
+
+    @property
+    def capturable(self) -> bool:
+        """Whether drafts can be captured as graphs."""
+        return self.capture_obstacle is None
 
     @torch.inference_mode()
     def append(

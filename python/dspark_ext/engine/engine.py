@@ -300,11 +300,14 @@ class DSparkEngine:
 
     def use_graphs(self, make_capture: Callable[[], Capture], *, drafts: bool = True) -> None:
         """Run the target's passes from graphs that a `make_capture()` records, and those of the
-        drafter from graphs of another."""
+        drafter from graphs of another. A drafter that has `use_graphs(make_capture)` does it for
+        passes of its own."""
         slots, width = self.target.max_requests, self.most_drafts + 1
         sizes = verify.cudagraph_sizes(slots, self.most_drafts)
         self.target_graphs = TargetGraphs(self.target, sizes, make_capture(), width)
-        if drafts and self.drafter is not None:
+        if drafts and hasattr(self.drafter, "use_graphs"):
+            self.drafter.use_graphs(make_capture)
+        elif drafts and self.drafter is not None:
             sizes = verify.cudagraph_sizes(slots, 0)
             self.draft_graphs = DraftGraphs(self.drafter, sizes, make_capture())
 

@@ -1,8 +1,11 @@
 """Any `DSparkDraftHead` as the engine's drafter."""
 
+import functools
+
 import torch
 
 from ..draft_head import ContextState, DraftHeadConfig, DSparkDraftHead
+from .capture_check import drafter_obstacle
 from .drafter import Draft, DraftBatch
 from .identity import fingerprint
 from .request_state import HandoverError
@@ -56,6 +59,16 @@ class HeadDrafter:
             max_len=target.max_len,
             block_size=block_size,
         )
+
+    @functools.cached_property
+    def capture_obstacle(self) -> str | None:
+        """Why drafts cannot be captured as a graph, None if they can; see `capture_check`."""
+        return drafter_obstacle(self, self.head.embedding_weight.device)
+
+    @property
+    def capturable(self) -> bool:
+        """Whether drafts can be captured as graphs."""
+        return self.capture_obstacle is None
 
     def append(
         self,

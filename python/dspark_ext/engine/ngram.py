@@ -29,6 +29,8 @@ class NGramDrafter:
 
     num_features = 0
     method = "ngram"
+    capturable = False
+    capture_obstacle = "it looks tokens up on the host"
 
     def __init__(
         self,

@@ -1,14 +1,19 @@
 """A small causal LM as the draft model."""
 
+import collections
+from collections.abc import Callable
+
 import torch
 
-from .. import sampling
+from .. import sampling, verify
 from .causal_lm import CausalLMTarget
+from .costs import device_of
 from .drafter import Draft, DraftBatch
+from .graphs import Capture, TargetGraphs
 from .huggingface import SUPPORTED_MODEL_TYPES, HuggingFaceTarget
 from .own_history import OwnHistory
 from .request_state import HandoverError
-from .target import Target, TargetBatch
+from .target import Bounds, Target, TargetBatch
 
 _CERTAINTIES = 10
 
@@ -54,6 +59,8 @@ class SmallModelDrafter:
             "block_size": str(block_size),
             **{f"model {name}": text for name, text in getattr(model, "identity", {}).items()},
         }
+        self._graphs: TargetGraphs | None = None
+        self._length = 0  # above every position of the pass
         self._kept: list[list[int]] = [[] for _ in range(self.max_requests)]
         self._cached: list[list[int]] = [[] for _ in range(self.max_requests)]
         centres = (torch.arange(_CERTAINTIES) + 0.5) / _CERTAINTIES
@@ -92,6 +99,22 @@ class SmallModelDrafter:
         if tokenizers is not None:
             check_tokenizers(*tokenizers)
         return cls(served, block_size=block_size)
+
+    @property
+    def capturable(self) -> bool:
+        """Whether the model's passes can be captured as graphs; what lies between them, the
+        requests' texts, is kept on the host."""
+        return getattr(self.model, "capturable", False)
+
+    @property
+    def capture_obstacle(self) -> str | None:
+        return getattr(self.model, "capture_obstacle", None)
+
+    def use_graphs(self, make_capture: Callable[[], Capture]) -> None:
+        """Run the model's passes over drafts and accepted tokens from graphs; see
+        `DSparkEngine.use_graphs`."""
+        sizes = verify.cudagraph_sizes(self.max_requests, self.block_size)
+        self._graphs = TargetGraphs(self.model, sizes, make_capture(), self.block_size + 1)
 
     def append(
         self,
@@ -140,6 +163,7 @@ class SmallModelDrafter:
             kept_logits.append(logits)
             kinds.append(torch.where(there, _certainty(logits, temperature), -1))
             if k + 1 < num_drafts:
+                self._length += 1
                 logits = self._step(slots, batch.anchor_positions + 1 + k, drawn, k + 1 < room)
         shape = (len(slots), num_drafts)
         token_ids = torch.stack(ids, 1) if ids else torch.empty(shape, dtype=torch.int64)
@@ -213,12 +237,15 @@ class SmallModelDrafter:
             rows += [(text[at], at, slot) for at in range(start, position + 1)]
             self._cached[slot] = text
             last.append(len(rows) - 1)
+        self._length = 1 + max((position for _, position, _ in rows), default=0)
+        widest = max(collections.Counter(slot for _, _, slot in rows).values(), default=0)
         wanted = torch.tensor(last, dtype=torch.int64)
         parts = []
         for first in range(0, len(rows), self._max_rows):
             chunk = torch.tensor(rows[first : first + self._max_rows], dtype=torch.int64)
             here = wanted[(wanted >= first) & (wanted < first + self._max_rows)] - first
-            parts.append(self._forward(*chunk.t().contiguous(), here))
+            token_ids, positions, slots = chunk.t().contiguous()
+            parts.append(self._forward(token_ids, positions, slots, here, widest))
         if not parts:
             return torch.empty(0, self.model.vocab_size, device=batch.anchor.device)
         return torch.cat(parts).to(batch.anchor.device)
@@ -234,10 +261,19 @@ class SmallModelDrafter:
         logits[rows] = found.to(logits)
         return logits.to(token_ids.device)
 
-    def _forward(self, token_ids, positions, slots, wanted=None) -> torch.Tensor:
-        if wanted is None:
-            wanted = torch.arange(len(slots), device=slots.device)
-        return self.model.forward(TargetBatch(token_ids, positions, slots, wanted)).logits
+    def _forward(self, token_ids, positions, slots, wanted=None, width: int = 1) -> torch.Tensor:
+        """Logits of rows `wanted`, all of them without. `width`: rows of a slot, at most."""
+        bounds = Bounds(min(self._length, self.max_len), width)
+        graphs = self._graphs if width <= self.block_size + 1 else None
+        device = slots.device if graphs is None else device_of(self.model)
+        rows = torch.arange(len(slots), device=device)
+        if graphs is None and wanted is not None:
+            rows = wanted
+        columns = (each.to(device) for each in (token_ids, positions, slots))
+        logits = (graphs or self.model).forward(TargetBatch(*columns, rows, bounds)).logits
+        if graphs is None:
+            return logits
+        return logits.clone() if wanted is None else logits[wanted.to(device)]
 
 
 def check_tokenizers(target, draft) -> None:
