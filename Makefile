@@ -34,7 +34,7 @@ help:
 	@echo "make demo       answer three prompts with and without DSpark, print the table"
 	@echo "make generate, chat, serve, doctor   these commands of dspark-ext (docs/command-line.md)"
 	@echo "make test       the test suite            make test-all   and the slow tests"
-	@echo "make bench      the benchmarks, results in bench/results/"
+	@echo "make bench      the benchmarks, results and a report in bench/results/"
 	@echo "make gpu-check  everything on this machine's GPU, results in build/gpu-check.md"
 	@echo "make vllm-test  the plugin inside a real vLLM, VLLM=<interpreter that has it>"
 	@echo "make env        only the environment and the build"
@@ -100,8 +100,17 @@ vllm-test: env
 	@test -n "$(VLLM)" || { echo "give VLLM=<interpreter that has vLLM>: docs/integrations.md"; exit 2; }
 	@DSPARK_VLLM_PYTHON=$(VLLM) $(PY) -m pytest tests/integrations/test_vllm_engine.py $(ARGS)
 
+# Results in bench/results/<family>.json, with --grow in <family>_growth.json; then the report.
 bench: env
-	@for file in bench/bench_*.py; do echo "== $$file" && $(PY) $$file $(ARGS) || exit 1; done
+	@for file in bench/bench_*.py; do \
+	    name=$${file#bench/bench_}; name=$${name%.py}; \
+	    echo "== $$file" && $(PY) $$file --json bench/results/$$name.json $(ARGS) || exit 1; done
+	@for pair in sampling:B,K,V draft:B,V dispatch:T,E verify:B,K confidence:B,K attention:L,B \
+	    linear:M; do name=$${pair%:*}; echo "== $$name over $${pair#*:}"; \
+	    $(PY) bench/bench_$$name.py --grow $${pair#*:} --json bench/results/$${name}_growth.json \
+	        $(ARGS) || exit 1; done
+	@$(PY) bench/report.py bench/results/*.json --out bench/results/report
+	@$(PY) bench/machines.py --check bench/results/*.json --markdown bench/results/machines_check.md
 
 # Looks for a GPU before it makes the environment.
 gpu-check:

@@ -1,6 +1,7 @@
-"""markov_sample and confidence against eager torch.
+"""markov_sample against eager torch, CPU or GPU.
 
-python bench/bench_draft.py [--only B=64] [--threads 1] [--markdown bench/results/draft_cpu.md]
+python bench/bench_draft.py [--only B=64] [--threads 1] [--json bench/results/draft.json]
+python bench/bench_draft.py --grow B,V
 
 The baseline drafts one position as eager torch does it: look up the embeddings, a matrix product in
 the dtype of w2, an addition, a float32 softmax over [B, V], torch.multinomial. Sizes are those of
@@ -10,6 +11,7 @@ the base logits in, the logits kept out.
 
 import harness
 import torch
+from growth import Growth
 
 from dspark_ext import draft
 from dspark_ext.reference import draft as reference
@@ -34,16 +36,18 @@ def eager_sample(head, base, anchor, w1, w2, hidden, weight, bias, temperature, 
     return torch.multinomial(probs, 1), logits
 
 
-def sample_case(head: str, batch: int, dtype: torch.dtype) -> harness.Case:
+def sample_case(
+    head: str, batch: int, dtype: torch.dtype, vocab: int = VOCAB, rank: int = RANK
+) -> harness.Case:
     def make_inputs():
-        shape = (RANK, HIDDEN + RANK) if head == "gated" else (3 * RANK, 2 * RANK + HIDDEN)
+        shape = (rank, HIDDEN + rank) if head == "gated" else (3 * rank, 2 * rank + HIDDEN)
         weight = torch.randn(shape) / shape[1] ** 0.5
         vanilla = head == "vanilla"
         return (
-            torch.randn(batch, 1, VOCAB).to(dtype),
-            torch.randint(0, VOCAB, (batch,)),
-            torch.randn(VOCAB, RANK).to(dtype),
-            (torch.randn(VOCAB, RANK) / RANK**0.5).to(dtype),
+            torch.randn(batch, 1, vocab).to(dtype),
+            torch.randint(0, vocab, (batch,)),
+            torch.randn(vocab, rank).to(dtype),
+            (torch.randn(vocab, rank) / rank**0.5).to(dtype),
             None if vanilla else torch.randn(batch, HIDDEN).to(dtype),
             None if vanilla else weight.to(dtype),
             None if vanilla else torch.randn(shape[0]).to(dtype),
@@ -73,17 +77,17 @@ def sample_case(head: str, batch: int, dtype: torch.dtype) -> harness.Case:
         model = reference.Head(head, weight, bias)
         for b in range(0, batch, max(1, batch // 3)):
             u, _ = reference.head_step64(
-                model, w1[anchor[b]], None if hidden is None else hidden[b], torch.zeros(RANK)
+                model, w1[anchor[b]], None if hidden is None else hidden[b], torch.zeros(rank)
             )
             exact = reference.step_logits64(base[b, 0], u, w2)
             step = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8}[dtype]
             error = (output.logits[b, 0].double() - exact).abs()
             assert bool((error <= step * exact.abs() + 1e-4).all())
 
-    rows = batch * VOCAB * dtype.itemsize
-    floor = VOCAB * RANK * dtype.itemsize + 2 * rows
+    rows = batch * vocab * dtype.itemsize
+    floor = vocab * rank * dtype.itemsize + 2 * rows
     return harness.Case(
-        name=f"markov_sample {head} B={batch} {str(dtype)[6:]}",
+        name=f"markov_sample {head} {str(dtype)[6:]} B={batch} V={vocab} r={rank}",
         make_inputs=make_inputs,
         run=run,
         baseline=lambda *inputs: eager_sample(head, *inputs),
@@ -91,49 +95,41 @@ def sample_case(head: str, batch: int, dtype: torch.dtype) -> harness.Case:
         check=check,
         floor_bytes=floor,
         moved_bytes=floor + rows,  # the statistics read the rows once more, from the cache
+        devices=harness.ANYWHERE,
     )
 
 
-def confidence_case(batch: int, drafts: int) -> harness.Case:
-    def make_inputs():
-        return (
-            torch.randn(batch, drafts, HIDDEN).bfloat16(),
-            torch.randn(batch, drafts, RANK).bfloat16(),
-            torch.randn(HIDDEN + RANK) / 50,
-            torch.rand(drafts) + 0.5,
-        )
-
-    def eager(hidden, embed, weight, temperatures):
-        return torch.sigmoid(torch.cat([hidden, embed], -1).float() @ weight / temperatures)
-
-    def run(hidden, embed, weight, temperatures):
-        return draft.confidence(hidden, embed, weight, None, temperatures)
-
-    size = batch * drafts * (HIDDEN + RANK) * 2
-    return harness.Case(
-        name=f"confidence B={batch} K={drafts} bfloat16",
-        make_inputs=make_inputs,
-        run=run,
-        baseline=eager,
-        baseline_name="eager torch",
-        check=lambda inputs: torch.testing.assert_close(
-            run(*inputs), eager(*inputs), atol=1e-5, rtol=0
-        ),
-        floor_bytes=size,
-        moved_bytes=size,
-    )
-
-
-def make_cases() -> list[harness.Case]:
+def make_cases(quick: bool = False) -> list[harness.Case]:
     torch.manual_seed(0)
+    size = {"vocab": 300, "rank": 16} if quick else {}
     cases = [
-        sample_case("vanilla", batch, dtype)
+        sample_case("vanilla", batch, dtype, **size)
         for dtype in (torch.bfloat16, torch.float32)
-        for batch in (1, 8, 64)
+        for batch in ((2,) if quick else (1, 8, 64))
     ]
-    cases += [sample_case(head, 8, torch.bfloat16) for head in ("gated", "rnn")]
-    return cases + [confidence_case(64, 5)]
+    batch = 2 if quick else 8
+    return cases + [sample_case(head, batch, torch.bfloat16, **size) for head in ("gated", "rnn")]
+
+
+GROWTHS = {
+    "B": [
+        Growth(
+            "markov_sample vanilla bfloat16 V=129280 r=256",
+            (1, 2, 4, 8, 16, 32, 64),
+            lambda value: sample_case("vanilla", value, torch.bfloat16),
+        )
+    ],
+    "V": [
+        Growth(
+            f"markov_sample vanilla bfloat16 B={batch} r=256",
+            (16160, 32320, 64640, 129280, 258560),
+            lambda value, b=batch: sample_case("vanilla", b, torch.bfloat16, value),
+            quick_values=(300, 600),
+        )
+        for batch in (1, 32)
+    ],
+}
 
 
 if __name__ == "__main__":
-    harness.main(__doc__.partition("\n")[0], make_cases)
+    harness.main(__doc__.partition("\n")[0], make_cases, GROWTHS)

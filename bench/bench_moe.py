@@ -40,7 +40,7 @@ def torch_plan(ids: torch.Tensor, experts: int):
     by_expert = ids.flatten().argsort(stable=True)
     counts = torch.histc(ids.flatten().float(), bins=experts, min=0, max=experts - 1)
     inverse = torch.empty_like(by_expert)
-    inverse[by_expert] = torch.arange(by_expert.numel())
+    inverse[by_expert] = torch.arange(by_expert.numel(), device=ids.device)
     return by_expert, inverse, counts.long().cumsum(0)
 
 

@@ -152,6 +152,7 @@ def plot(results: dict, concurrencies, path: pathlib.Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--only", default="", help="tables whose title contains this text")
     parser.add_argument("--measure", action="store_true", help="time this CPU's steps first")
     parser.add_argument("--repeats", type=int, default=5, help="timed calls, with --measure")
     parser.add_argument("--threads", type=int, default=1, help="torch threads")
@@ -178,6 +179,8 @@ def main() -> None:
             good,
         ),
     ):
+        if options.only not in title:
+            continue
         traces, trace_facts = split(arrays)
         facts[title] = {"costs": costs.facts, "drafts": trace_facts}
         results[title] = run(costs, traces, CONCURRENCIES, options.tokens)

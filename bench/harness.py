@@ -4,39 +4,66 @@ A benchmark file builds `Case`s and calls `main`. For each case:
 
 1. `check` compares the operator with its reference; a failure stops the run.
 2. Operator and baseline run alternately, each on the next of several input sets, enough of them to
-   exceed the last-level cache, so that every run reads memory.
-3. The table gives the median and the 10th to 90th percentile; GB/s and percent of the copy
-   bandwidth measured in this run, both over the *floor*: bytes that any implementation has to move
-   (each input read once, each output written once); what the operator itself moves, as the case
-   declares it; the memory it needs beyond its inputs; times faster than the baseline, by the clock
-   and by processor time (the steadier figure on a machine that does other work).
+   exceed the last-level cache three times over, so that every run reads memory.
+3. The table gives the median and the 10th to 90th percentile; the *floor*, bytes that any
+   implementation has to move (each input read once, each output written once), over the time; the
+   percent of peak: the time the floor or the arithmetic takes at the peaks measured in this run,
+   whichever is longer, over the time; what the operator itself moves, as the case declares it; the
+   memory it needs beyond its inputs; times faster than the baseline, by the clock and by processor
+   time (the steadier figure on a machine that does other work).
+
+Where there is a GPU the same cases then run there (`--device cpu` or `--device cuda`, also for AMD,
+chooses): times are of a replayed graph, between two events; cases that cannot be captured are timed
+without. `--grow B,V` times the operator over a dimension instead (growth.py).
 """
 
 import argparse
 import dataclasses
 import datetime
-import itertools
+import functools
+import inspect
 import json
 import pathlib
 import platform
-import statistics
+import re
 import subprocess
-import time
 from collections.abc import Callable
 
+import counts
+import growth
+import peaks
 import torch
+from peaks import copy_bandwidth
+from timing import (
+    Timer,
+    input_sets,
+    last_level_cache_bytes,
+    microseconds,
+    number,
+    on_device,
+    peak_extra_bytes,
+    summary,
+)
 
 import dspark_ext
+
+# What other files here take from this one besides.
+__all__ = ["ANYWHERE", "Case", "copy_bandwidth", "header", "last_level_cache_bytes", "main"]
+ANYWHERE = ("cpu", "cuda")
 
 
 @dataclasses.dataclass
 class Case:
     """One row of the table.
 
-    make_inputs: a new set of inputs each time, as one tuple.
+    name: the operator, then variants, then sizes such as B=32; op and sizes are read from it.
+    make_inputs: a new set of inputs each time, as one tuple, on the CPU.
     run, baseline: called with such a tuple; baseline None leaves that column empty.
     check: called with a tuple; raises if the operator is wrong.
     floor_bytes: what has to move. moved_bytes: what the operator moves by its own count.
+    op: the name by which counts.py counts; by default the first word of `name`.
+    captured: on a GPU, whether a graph may capture `run`.
+    devices: on which it runs: ANYWHERE, or a CPU alone.
     """
 
     name: str
@@ -47,99 +74,71 @@ class Case:
     check: Callable[[tuple], None]
     floor_bytes: int
     moved_bytes: int
+    op: str = ""
+    sizes: dict = dataclasses.field(default_factory=dict)
+    captured: bool = True
+    devices: tuple = ("cpu",)
+
+    def __post_init__(self):
+        found = {key: int(value) for key, value in re.findall(r"\b(\w+)=(\d+)\b", self.name)}
+        self.sizes = {**found, **self.sizes}
+        self.op = self.op or self.name.split()[0].rstrip(",")
 
 
-def last_level_cache_bytes() -> int:
-    """Size of the largest CPU cache, 64 MiB if the system does not tell."""
-    sizes = [64 << 20]
-    for path in pathlib.Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
-        sizes.append(int(path.read_text().strip().rstrip("K")) << 10)
-    return max(sizes)
+# ---- measuring ----------------------------------------------------------------------------------
 
 
-def copy_bandwidth(repeats: int = 7) -> float:
-    """Bytes per second of a large copy, reads and writes counted, with torch's threads."""
-    source = torch.ones(32 << 20)
-    target = torch.empty_like(source)
-    seconds = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        target.copy_(source)
-        seconds.append(time.perf_counter() - start)
-    return 2 * source.nbytes / statistics.median(seconds)
+def least_seconds(case: Case, facts: dict, moved: float) -> float:
+    """What moving `moved` bytes or the arithmetic takes at the measured peaks."""
+    flops, unit = counts.flops(case.op, case.sizes)
+    bandwidth = max(facts["copy_gb_per_s"], facts["read_gb_per_s"]) * 1e9
+    return max(moved / bandwidth, flops / (facts[f"{unit}_gflop_per_s"] * 1e9))
 
 
-def peak_extra_bytes(function: Callable[[], object]) -> int | None:
-    """Growth of the resident set while `function` runs; None where Linux does not tell."""
-
-    def status(key: str) -> int:
-        text = pathlib.Path("/proc/self/status").read_text()
-        return int(text.split(key + ":")[1].split()[0]) << 10
-
-    try:
-        pathlib.Path("/proc/self/clear_refs").write_text("5")  # resets the high-water mark
-    except OSError:
-        return None
-    before = status("VmRSS")
-    function()
-    return max(0, status("VmHWM") - before)
-
-
-def seconds_of(function: Callable, inputs: tuple) -> tuple[float, float]:
-    """Wall time and processor time of one call."""
-    start, start_cpu = time.perf_counter(), time.process_time()
-    function(*inputs)
-    return time.perf_counter() - start, time.process_time() - start_cpu
-
-
-def measure(case: Case, bandwidth: float, repeats: int) -> dict:
+def measure(case: Case, facts: dict, repeats: int, device: str = "cpu") -> dict:
     """Check `case`, time it, and return one row of results."""
-    first = case.make_inputs()
+    first = on_device(case.make_inputs(), device)
     case.check(first)
-    input_bytes = sum(x.nbytes for x in first if isinstance(x, torch.Tensor))
-    num_sets = max(2, min(8, -(-3 * last_level_cache_bytes() // input_bytes)))
-    sets = itertools.cycle([first, *(case.make_inputs() for _ in range(num_sets - 1))])
+    sets = input_sets(case.make_inputs, device, first)
 
-    extra = peak_extra_bytes(lambda: case.run(*first))
-    baseline_extra = None
-    seconds, baseline_seconds = [], []
-    case.run(*next(sets))
+    extra = peak_extra_bytes(lambda: case.run(*first), device)
+    baseline_extra = baseline = None
+    timer = Timer(case.run, sets, device, case.captured)
     if case.baseline:
-        baseline_extra = peak_extra_bytes(lambda: case.baseline(*first))
-        case.baseline(*next(sets))
+        baseline_extra = peak_extra_bytes(lambda: case.baseline(*first), device)
+        baseline = Timer(case.baseline, sets, device, False)
+    seconds, baseline_seconds = [], []
     for _ in range(repeats):
-        seconds.append(seconds_of(case.run, next(sets)))
-        if case.baseline:
-            baseline_seconds.append(seconds_of(case.baseline, next(sets)))
+        seconds.append(timer.sample())
+        if baseline:
+            baseline_seconds.append(baseline.sample())
 
-    wall, cpu = zip(*seconds, strict=True)
-    median = statistics.median(wall)
-    deciles = statistics.quantiles(wall, n=10, method="inclusive")
-    row = {
-        "case": case.name,
-        "median_us": median * 1e6,
-        "p10_us": deciles[0] * 1e6,
-        "p90_us": deciles[-1] * 1e6,
-        "cpu_us": statistics.median(cpu) * 1e6,
+    flops, unit = counts.flops(case.op, case.sizes)
+    row = {"case": case.name, "op": case.op, "sizes": case.sizes, "device": device}
+    row |= summary(seconds, device)
+    median = row["cpu_us" if device == "cpu" and facts["threads"] == 1 else "median_us"] * 1e-6
+    row |= {
         "floor_bytes": case.floor_bytes,
+        "moved_bytes": case.moved_bytes,
+        "flops": flops,
+        "unit": unit,
         "moved_over_floor": case.moved_bytes / case.floor_bytes,
         "gb_per_s": case.floor_bytes / median / 1e9,
-        "percent_of_copy": 100 * case.floor_bytes / median / bandwidth,
+        "percent_of_peak": 100 * least_seconds(case, facts, case.floor_bytes) / median,
         "extra_mib": None if extra is None else extra / 2**20,
         "baseline": case.baseline_name,
     }
-    if case.baseline:
-        wall, cpu = zip(*baseline_seconds, strict=True)
-        row["baseline_median_us"] = statistics.median(wall) * 1e6
-        row["baseline_cpu_us"] = statistics.median(cpu) * 1e6
+    if baseline:
+        other = summary(baseline_seconds, device)
+        row |= {f"baseline_{key}": value for key, value in other.items()}
         row["baseline_extra_mib"] = None if baseline_extra is None else baseline_extra / 2**20
-        row["speedup"] = row["baseline_median_us"] / row["median_us"]
-        row["cpu_speedup"] = row["baseline_cpu_us"] / row["cpu_us"]
+        row["speedup"] = other["median_us"] / row["median_us"]
+        row["cpu_speedup"] = other["cpu_us"] / row["cpu_us"] if device == "cpu" else None
     return row
 
 
-def header(bandwidth: float) -> dict:
-    """What the numbers depend on."""
+def header(bandwidth: float | None = None, device: str = "cpu", peaks: dict | None = None) -> dict:
+    """What the numbers depend on; `bandwidth` alone, or all measured `peaks`."""
 
     def first_line(*command: str) -> str:
         try:
@@ -150,7 +149,7 @@ def header(bandwidth: float) -> dict:
 
     cpuinfo = pathlib.Path("/proc/cpuinfo").read_text()
     models = [line.split(":")[1].strip() for line in cpuinfo.splitlines() if "model name" in line]
-    return {
+    facts = {
         "date": datetime.date.today().isoformat(),
         "cpu": f"{models[0] if models else platform.machine()} x {len(models)}",
         "isa": dspark_ext.build_info()["cpu"]["active"],
@@ -158,59 +157,98 @@ def header(bandwidth: float) -> dict:
         "torch": str(torch.__version__),
         "compiler": dspark_ext.build_info()["compiler"],
         "commit": first_line("git", "describe", "--always", "--dirty"),
-        "copy_gb_per_s": round(bandwidth / 1e9, 2),
+        "load": float(pathlib.Path("/proc/loadavg").read_text().split()[0]),
     }
+    if device != "cpu":
+        facts["gpu"] = torch.cuda.get_device_name()
+    if bandwidth is not None:
+        facts["copy_gb_per_s"] = round(bandwidth / 1e9, 2)
+    return {**facts, **(peaks or {})}
 
 
 def markdown(rows: list[dict]) -> str:
     """The results as one table."""
-
-    def number(value: float | None, digits: int = 1) -> str:
-        return "-" if value is None else f"{value:,.{digits}f}"
-
     lines = [
-        "| case | median us | p10 - p90 | GB/s | % of copy | moved/floor | extra MiB "
-        "| baseline | its median us | its MiB | times faster | by processor time |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|",
+        "| case | median us | p10 - p90 | processor us | GB/s | % of peak | moved/floor "
+        "| extra MiB | baseline | its median us | its MiB | times faster | by processor time |",
+        "|---" * 13 + "|",
     ]
     for row in rows:
         lines.append(
-            f"| {row['case']} | {number(row['median_us'], 0)} "
-            f"| {number(row['p10_us'], 0)} - {number(row['p90_us'], 0)} "
-            f"| {number(row['gb_per_s'])} | {number(row['percent_of_copy'], 0)} "
+            f"| {row['case']} | {microseconds(row['median_us'])} "
+            f"| {microseconds(row['p10_us'])} - {microseconds(row['p90_us'])} "
+            f"| {microseconds(row['cpu_us'])} "
+            f"| {number(row['gb_per_s'])} | {number(row['percent_of_peak'], 0)} "
             f"| {number(row['moved_over_floor'], 2)} | {number(row['extra_mib'])} "
-            f"| {row['baseline']} | {number(row.get('baseline_median_us'), 0)} "
+            f"| {row['baseline']} | {microseconds(row.get('baseline_median_us'))} "
             f"| {number(row.get('baseline_extra_mib'))} | {number(row.get('speedup'), 1)} "
             f"| {number(row.get('cpu_speedup'), 1)} |"
         )
     return "\n".join(lines)
 
 
-def main(description: str, make_cases: Callable[[], list[Case]]) -> None:
-    """Command line of a benchmark file: measure, print the table, write JSON lines if asked."""
+# ---- command line -------------------------------------------------------------------------------
+
+
+def arguments(description: str) -> argparse.ArgumentParser:
+    """What all benchmark files take."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--only", default="", help="cases whose name contains this text")
     parser.add_argument("--repeats", type=int, default=9, help="timed runs of each case")
     parser.add_argument("--threads", type=int, help="torch threads (default: torch's choice)")
-    parser.add_argument("--markdown", type=pathlib.Path, help="write header and table")
-    parser.add_argument("--json", type=pathlib.Path, help="write header and rows as JSON lines")
-    options = parser.parse_args()
+    parser.add_argument("--device", choices=("cpu", "cuda", "auto"), default="auto")
+    parser.add_argument("--grow", default="", help="dimensions to grow, e.g. B,K,V, instead")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes: does everything run?")
+    parser.add_argument("--markdown", type=pathlib.Path, help="write header and tables")
+    parser.add_argument("--json", type=pathlib.Path, help="write header and rows")
+    return parser
+
+
+def devices_of(wanted: str) -> list[str]:
+    """auto: the CPU, then a GPU where there is one that this build serves."""
+    served = torch.cuda.is_available() and dspark_ext.capabilities("cuda")["available"]
+    if wanted == "cuda" and not served:
+        raise SystemExit("bench: --device cuda: no GPU that this build has kernels for")
+    return (["cpu", "cuda"] if served else ["cpu"]) if wanted == "auto" else [wanted]
+
+
+def main(description: str, make_cases: Callable[..., list[Case]], growths: dict | None = None):
+    """Command line of a benchmark file: measure, print the table, write files if asked.
+
+    make_cases: gives the cases; called with `quick=True` for tiny ones, if it knows that.
+    growths: growth.Growth by dimension, for --grow.
+    """
+    options = arguments(description).parse_args()
     if options.threads:
         torch.set_num_threads(options.threads)
+    if options.quick and "quick" in inspect.signature(make_cases).parameters:
+        make_cases = functools.partial(make_cases, quick=True)
+    for device in devices_of(options.device):
+        run(description, make_cases, growths or {}, options, device)
 
-    bandwidth = copy_bandwidth()
-    facts = header(bandwidth)
+
+def run(description: str, make_cases, growths: dict, options, device: str) -> None:
+    """What `main` does on one device; files for a GPU have `_cuda` in their names."""
+    facts = header(device=device, peaks=peaks.measure(device, 64 if options.quick else 1))
     facts_line = ", ".join(f"{key}: {value}" for key, value in facts.items())
     print(facts_line, flush=True)
-    rows = []
-    for case in make_cases():
-        if options.only in case.name:
-            print(f"measuring {case.name} ...", flush=True)
-            rows.append(measure(case, bandwidth, options.repeats))
-    print(markdown(rows))
+    rows, curves, parts = [], [], []
+    if options.grow:
+        curves = growth.measure_all(growths, options.grow.split(","), options, device)
+        parts.append(growth.markdown(curves))
+    else:
+        for case in make_cases():
+            if options.only in case.name and device in case.devices:
+                print(f"measuring {case.name} ...", flush=True)
+                rows.append(measure(case, facts, options.repeats, device))
+        parts.append(markdown(rows))
+    print("\n".join(parts))
+    suffix = "" if device == "cpu" else f"_{device}"
     if options.markdown:
-        options.markdown.write_text(f"{description}\n\n{facts_line}\n\n{markdown(rows)}\n")
+        path = options.markdown.with_stem(options.markdown.stem + suffix)
+        path.write_text("\n\n".join([description, facts_line, *parts]) + "\n")
     if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        lines = [json.dumps(entry) for entry in [facts, *rows]]
-        options.json.write_text("\n".join(lines) + "\n")
+        path = options.json.with_stem(options.json.stem + suffix)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        result = {"title": description, "facts": facts, "rows": rows, "growth": curves}
+        path.write_text(json.dumps(result, indent=1) + "\n")

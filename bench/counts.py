@@ -1,0 +1,92 @@
+"""What every operator has to do, by the sizes of a case: arithmetic, and launches on a GPU.
+
+Bytes are declared by the cases themselves, which know their inputs. Flops are counted here, once,
+for the benchmarks (percent of peak) and for the model of other machines (machines.py). A
+multiply-add is two flops; so is any other vector instruction, because it takes the same slot.
+
+`flops(op, sizes)` -> (flops, "fp32" or "bf16"): which unit does them. Sizes are the letters of the
+documentation: B requests, K drafts, V vocabulary, N rows, r rank, d width, T tokens, E experts,
+k slots, M rows of a matrix product.
+"""
+
+# docs/numerics.md, section 2: subtraction, product, rounding, seven steps of the polynomial and its
+# scaling, two comparisons, the addition to a lane
+WEIGHT_FLOPS = 2 * 13
+# section 7: two products, a difference, a comparison, an addition, over the weights of two rows
+RESIDUAL_FLOPS = 2 * 5
+
+# Rows of logits that rejection_sample reads per request beyond its 2K + 1, as counted by
+# tests/simt/sampling_traffic.py with three in four drafts accepted at K = 5
+EXTRA_ROWS = {"token": 2.1, "block": 3.2}
+# Launches of one call on a GPU (tests/simt/test_launches.py counts them).
+LAUNCHES = {
+    "rejection_sample": 4,
+    "rejection_sample filtered": 5,
+    "sample": 3,
+    "target_probs": 3,
+    "markov_sample": 1,  # a draft of every request; plus one before the first
+    "confidence": 1,
+    "schedule": 3,
+    "pack": 1,
+    "unpack": 1,
+    "commit": 1,
+    "route": 1,
+    "plan": 3,
+    "permute": 1,
+    "combine": 1,
+    "fused_moe": 6,
+}
+
+
+def rejection_rows(method: str, batch: int, drafts: int) -> float:
+    """Rows of logits that are read, residuals included."""
+    return batch * (2 * drafts + 1 + EXTRA_ROWS[method] * min(1.0, drafts / 5))
+
+
+def _sampling(method: str):
+    def count(s: dict) -> tuple:
+        rows = rejection_rows(method, s["B"], s["K"])
+        plain = s["B"] * (2 * s["K"] + 1)
+        return s["V"] * (rows * WEIGHT_FLOPS + (rows - plain) / 2 * RESIDUAL_FLOPS), "fp32"
+
+    return count
+
+
+def _rows(s: dict) -> tuple:
+    return s["N"] * s["V"] * WEIGHT_FLOPS, "fp32"
+
+
+def _markov(s: dict) -> tuple:
+    product = 2 * s["V"] * s["r"]
+    return s["B"] * s.get("K", 1) * (product + s["V"] * WEIGHT_FLOPS), "fp32"
+
+
+def _experts(s: dict) -> tuple:
+    return 6 * s["T"] * s["k"] * s["d"] * s["N"], "bf16"
+
+
+def _linear(unit: str):
+    return lambda s: (2 * s["M"] * s["in"] * s["out"], unit)
+
+
+FLOPS = {
+    "rejection_sample token": _sampling("token"),
+    "rejection_sample block": _sampling("block"),
+    "sample": _rows,
+    "target_probs": _rows,
+    "markov_sample": _markov,
+    "confidence": lambda s: (2 * s["B"] * s["K"] * (s["d"] + s["r"]), "fp32"),
+    # a score of sqrt(softplus): two exponentials' worth; then k rounds of comparisons
+    "route": lambda s: (s["T"] * s["E"] * (2 * WEIGHT_FLOPS + 2 * s["k"]), "fp32"),
+    "combine": lambda s: (2 * s["T"] * s["k"] * s["d"], "fp32"),
+    "fused_moe": _experts,
+    "linear bf16": _linear("bf16"),
+    "linear fp32": _linear("fp32"),
+    "attention": lambda s: (4 * s["B"] * s["R"] * s["L"] * s["h"] * s["D"], "fp32"),
+}
+
+
+def flops(op: str, sizes: dict) -> tuple[float, str]:
+    """(flops, unit) of a case; 0 for operators that only move data."""
+    count = FLOPS.get(op)
+    return count(sizes) if count else (0.0, "fp32")
