@@ -2,13 +2,16 @@
 refused."""
 
 import math
+import pathlib
 
 import expert_sweep as sweep
 import pytest
 import torch
 from kit import bits_equal
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from dspark_ext import formats, moe
+from dspark_ext.moe import huge_pages
 
 DEVICES = ("cpu", "cuda")
 # d, N (w13 has 2N rows): nothing is a multiple of a tile; mxfp4 needs even columns of both
@@ -245,3 +248,45 @@ def test_refusals_name_the_argument(weights, device, message):
     for function in (moe.prepare_weights, moe.prepared_bytes):
         with pytest.raises(ValueError, match=message):
             function(weights, device)
+
+
+# ---- where they lie -----------------------------------------------------------------------------
+
+
+def flags_of_memory(address: int) -> list[str]:
+    """What Linux says of the mapping that holds an address."""
+    inside = False
+    for line in pathlib.Path("/proc/self/smaps").read_text().splitlines():
+        words = line.split()
+        if "-" in words[0]:
+            begin, end = (int(bound, 16) for bound in words[0].split("-"))
+            inside = begin <= address < end
+        elif inside and words[0] == "VmFlags:":
+            return words[1:]
+    raise AssertionError(f"no mapping holds {address:x}")
+
+
+@pytest.mark.parametrize("experts", [(2,), ()])
+def test_asks_for_huge_pages(experts):
+    pages = pathlib.Path("/sys/kernel/mm/transparent_hugepage")
+    if not pages.exists() or not pathlib.Path("/proc/self/smaps").exists():
+        pytest.skip("the system has no huge pages to ask for")
+    w13 = torch.zeros((*experts, 4096, 1024), dtype=torch.bfloat16)
+    w2 = torch.zeros((*experts, 1024, 2048), dtype=torch.bfloat16)
+    prepared = moe.prepare_weights(moe.ExpertWeights(w13, w2))
+    for part in (prepared.w13, prepared.w2):
+        assert "hg" in flags_of_memory(part.data_ptr() + part.nbytes // 2)
+
+
+def test_huge_pages_are_asked_for_whole_pages_of_the_cpu_only():
+    assert not huge_pages.ask_for_huge_pages(torch.empty(8))
+    assert not huge_pages.ask_for_huge_pages(torch.empty(1 << 20, device="meta"))
+    with FakeTensorMode():
+        assert not huge_pages.ask_for_huge_pages(torch.empty(1 << 20))
+
+
+def test_without_huge_pages_weights_are_the_same(monkeypatch):
+    weights = make_weights("bf16", 96, 130)
+    want = moe.prepare_weights(weights)
+    monkeypatch.setattr(huge_pages, "_madvise", lambda: None)
+    assert differences(moe.prepare_weights(weights), want) == []

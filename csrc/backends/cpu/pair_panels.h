@@ -119,7 +119,7 @@ template <class Code>
 struct ByteCodes {
     static constexpr int kPairsOfWord = 2;
 
-    static void unpack(const uint32_t* words, int count, int64_t, uint32_t* out) {
+    static void unpack(const uint32_t* words, int count, uint32_t* out) {
         const uint16_t* half = ByteTable<Code>::get().half;
         for (int w = 0; w < count; ++w, words += kPanelRows, out += 2 * kPanelRows) {
             for (int r = 0; r < kPanelRows; ++r) {
@@ -132,8 +132,7 @@ struct ByteCodes {
 
 #if defined(__AVX512F__)
     // The same by lookups of the two bytes of the magnitudes.
-    DSPARK_VBMI_TARGET static void look_up(const uint32_t* words, int count, int64_t fetch,
-                                           uint32_t* out) {
+    DSPARK_VBMI_TARGET static void look_up(const uint32_t* words, int count, uint32_t* out) {
         const ByteTable<Code>& table = ByteTable<Code>::get();
         const __m512i low0 = _mm512_load_si512(table.low);
         const __m512i low1 = _mm512_load_si512(table.low + 64);
@@ -148,7 +147,6 @@ struct ByteCodes {
                 _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)));
         const __m512i pick1 = _mm512_add_epi32(pick0, _mm512_set1_epi32(0x02020202));
         for (int w = 0; w < count; ++w, words += kPanelRows, out += 2 * kPanelRows) {
-            __builtin_prefetch(reinterpret_cast<const char*>(words) + fetch);
             const __m512i codes = _mm512_loadu_si512(words);
             __m512i lows = _mm512_permutex2var_epi8(low0, codes, low1);
             __m512i highs = _mm512_permutex2var_epi8(high0, codes, high1);
@@ -168,12 +166,14 @@ struct ByteCodes {
 #endif
 };
 
-// Words of eight codes each to four vectors of pairs.
+// Words of eight codes each to four vectors of pairs; as many words from `next` on are fetched.
+// Here, since rows meet a byte of weights so often that fetching meanwhile takes more than it
+// gives.
 struct HalfByteCodes {
     static constexpr int kPairsOfWord = 4;
 
 #if defined(__AVX512F__)
-    static void unpack(const uint32_t* words, int count, int64_t fetch, uint32_t* out) {
+    static void unpack(const uint32_t* words, int count, const char* next, uint32_t* out) {
         const uint16_t* half = Table::get().half;
         alignas(64) uint32_t even[16], odd[16];
         for (int i = 0; i < 16; ++i) {
@@ -183,7 +183,7 @@ struct HalfByteCodes {
         // The lookup takes the low four bits of each word and leaves out the others.
         const __m512i low = _mm512_load_si512(even), high = _mm512_load_si512(odd);
         for (int w = 0; w < count; ++w, words += kPanelRows) {
-            __builtin_prefetch(reinterpret_cast<const char*>(words) + fetch);
+            __builtin_prefetch(next + w * 64);
             __m512i codes = _mm512_loadu_si512(words);
             for (int pair = 0; pair < kPairsOfWord; ++pair, out += kPanelRows) {
                 const __m512i next = _mm512_maskz_srli_epi32(0xFFFF, codes, 4);
@@ -195,7 +195,7 @@ struct HalfByteCodes {
         }
     }
 #else
-    static void unpack(const uint32_t* words, int count, int64_t, uint32_t* out) {
+    static void unpack(const uint32_t* words, int count, const char*, uint32_t* out) {
         const uint16_t* half = Table::get().half;
         for (int w = 0; w < count; ++w, words += kPanelRows) {
             for (int pair = 0; pair < kPairsOfWord; ++pair, out += kPanelRows) {

@@ -25,9 +25,10 @@ struct PairChunk {
     int pairs;                       // a multiple of kTilePairs
     // With scales, a block's sums begin at 0 and are added times its scale: sum = fma(block's sum,
     // scale, sum). Without, the chains continue those in `sums`.
-    const float* scales;  // [blocks][kSums], or null
-    int block_pairs;      // a multiple of kTilePairs; the last block may have fewer
-    int64_t fetch;        // the bytes that far behind the panels are needed next; 0: none
+    const float* scales;        // [blocks][kSums], or null
+    int block_pairs;            // a multiple of kTilePairs; the last block may have fewer
+    const char* next[kPanels];  // next_bytes of each are fetched while the rows meet these
+    int64_t next_bytes;         // 0: none
 };
 
 template <class X>
@@ -40,6 +41,31 @@ struct Rows {
     Rows from(int64_t row) const {
         return {x + row * stride, stride, sums + row * kSums, count - row};
     }
+};
+
+// Fetches part `part` of `parts` of what a chunk names as next: evenly, so that memory is busy for
+// as long as rows meet the chunk.
+class Fetch {
+  public:
+    Fetch(const PairChunk& chunk, int64_t part, int64_t parts) {
+        const bool has_next = chunk.next_bytes != 0;
+        const int64_t begin = chunk.next_bytes * part / parts;
+        left_ = has_next ? chunk.next[0] + begin : reinterpret_cast<const char*>(chunk.panel[0]);
+        right_ = has_next ? chunk.next[1] + begin : left_;
+        step_ = chunk.next_bytes / (parts * chunk.pairs);
+    }
+    // Once for every pair of the chunk.
+    DSPARK_DEVICE void advance() {
+        __builtin_prefetch(left_);
+        __builtin_prefetch(right_);
+        left_ += step_;
+        right_ += step_;
+    }
+
+  private:
+    const char* left_;
+    const char* right_;
+    int64_t step_;
 };
 
 // add(first, end) for the pairs of every block of a chunk; scale_sums(block) behind it.
@@ -56,7 +82,7 @@ DSPARK_DEVICE void for_blocks(const PairChunk& chunk, const Add& add) {
 // ---- fused multiply-adds ------------------------------------------------------------------------
 
 template <class Half, int kRows>
-void add_fma(const Rows<float>& rows, const PairChunk& chunk) {
+void add_fma(const Rows<float>& rows, const PairChunk& chunk, Fetch fetch) {
     constexpr int kVectors = kPanelWeights / kLanes;
     constexpr int kAll = kPanels * kVectors;
     for_blocks(chunk, [&](int first, int end, const float* scales) {
@@ -74,6 +100,7 @@ void add_fma(const Rows<float>& rows, const PairChunk& chunk) {
             }
         };
         for (int i = first; i < end; ++i) {
+            fetch.advance();
             FloatVector weights[kAll];
             const auto words = [&](int v) {
                 const uint32_t* panel = chunk.panel[v / kVectors] + i * kPanelWeights;
@@ -102,7 +129,7 @@ void add_fma(const Rows<float>& rows, const PairChunk& chunk) {
 
 template <int kRows, bool kFetch>
 __attribute__((target("avx512bf16"))) void add_dots(const Rows<uint32_t>& rows,
-                                                    const PairChunk& chunk) {
+                                                    const PairChunk& chunk, Fetch fetch) {
     const float* scales = chunk.scales;
     for (int first = 0; first < chunk.pairs; first += chunk.block_pairs) {
         const int limit = first + chunk.block_pairs;
@@ -119,10 +146,7 @@ __attribute__((target("avx512bf16"))) void add_dots(const Rows<uint32_t>& rows,
             }
         }
         for (int i = first; i < end; ++i) {
-            if (kFetch) {
-                __builtin_prefetch(reinterpret_cast<const char*>(left) + chunk.fetch);
-                __builtin_prefetch(reinterpret_cast<const char*>(right) + chunk.fetch);
-            }
+            if (kFetch) fetch.advance();
             const auto a = (__m512bh)_mm512_loadu_si512(left);
             const auto b = (__m512bh)_mm512_loadu_si512(right);
             for (int r = 0; r < kRows; ++r) {
@@ -156,7 +180,8 @@ __attribute__((target("avx512bf16"))) void add_dots(const Rows<uint32_t>& rows,
 // Two tiles of rows, 0 .. 15 and 16 .. 31, or one. Rows past `count` up to a whole tile exist; what
 // they hold is for nobody.
 template <int kRowTiles, class Tiles>
-DSPARK_AMX_TARGET void add_tiles(Tiles& tiles, const Rows<uint32_t>& rows, const PairChunk& chunk) {
+DSPARK_AMX_TARGET void add_tiles(Tiles& tiles, const Rows<uint32_t>& rows, const PairChunk& chunk,
+                                 Fetch fetch) {
     constexpr int64_t kSumBytes = kSums * sizeof(float);
     constexpr int kRowsHere = kRowTiles * amx::kTileRows;
     const int64_t x_bytes = rows.stride * 4;
@@ -182,6 +207,7 @@ DSPARK_AMX_TARGET void add_tiles(Tiles& tiles, const Rows<uint32_t>& rows, const
             }
         }
         for (int i = first; i < end; i += kTilePairs) {
+            for (int pair = 0; pair < kTilePairs; ++pair) fetch.advance();
             tiles.template load<6>(chunk.panel[0] + i * kPanelWeights, amx::kTileBytes);
             tiles.template load<7>(chunk.panel[1] + i * kPanelWeights, amx::kTileBytes);
             tiles.template load<4>(rows.x + i, x_bytes);
@@ -210,21 +236,32 @@ DSPARK_AMX_TARGET void add_tiles(Tiles& tiles, const Rows<uint32_t>& rows, const
 
 // ---- all rows -----------------------------------------------------------------------------------
 
+// add(RowCount<n>, first row, what to fetch) for groups of rows.
+template <class Add>
+void for_fetching_groups(int64_t rows, const PairChunk& chunk, const Add& add) {
+    const int64_t parts = (rows + kMaxPanelRows - 1) / kMaxPanelRows;
+    int64_t part = 0;
+    for_row_groups(0, rows, [&](auto count, int64_t row) {
+        add(count, row, Fetch(chunk, part, parts));
+        ++part;
+    });
+}
+
 template <class Half>
 void multiply_fma(const Rows<float>& rows, const PairChunk& chunk) {
-    for_row_groups(0, rows.count, [&](auto count, int64_t row) {
-        add_fma<Half, decltype(count)::kValue>(rows.from(row), chunk);
+    for_fetching_groups(rows.count, chunk, [&](auto count, int64_t row, const Fetch& fetch) {
+        add_fma<Half, decltype(count)::kValue>(rows.from(row), chunk, fetch);
     });
 }
 
 #if defined(__AVX512F__)
 inline void multiply_dots(const Rows<uint32_t>& rows, const PairChunk& chunk) {
-    for_row_groups(0, rows.count, [&](auto count, int64_t row) {
+    for_fetching_groups(rows.count, chunk, [&](auto count, int64_t row, const Fetch& fetch) {
         constexpr int kRows = decltype(count)::kValue;
-        if (row == 0 && chunk.fetch != 0) {
-            add_dots<kRows, true>(rows, chunk);
+        if (chunk.next_bytes != 0) {
+            add_dots<kRows, true>(rows.from(row), chunk, fetch);
         } else {
-            add_dots<kRows, false>(rows.from(row), chunk);
+            add_dots<kRows, false>(rows.from(row), chunk, fetch);
         }
     });
 }
@@ -232,11 +269,15 @@ inline void multiply_dots(const Rows<uint32_t>& rows, const PairChunk& chunk) {
 
 template <class Tiles>
 void multiply_tiles(Tiles& tiles, const Rows<uint32_t>& rows, const PairChunk& chunk) {
-    for (int64_t row = 0; row < rows.count; row += 2 * amx::kTileRows) {
+    constexpr int64_t kRowsHere = 2 * amx::kTileRows;
+    const int64_t parts = (rows.count + kRowsHere - 1) / kRowsHere;
+    for (int64_t part = 0; part < parts; ++part) {
+        const int64_t row = part * kRowsHere;
+        const Fetch fetch(chunk, part, parts);
         if (rows.count - row > amx::kTileRows) {
-            add_tiles<2>(tiles, rows.from(row), chunk);
+            add_tiles<2>(tiles, rows.from(row), chunk, fetch);
         } else {
-            add_tiles<1>(tiles, rows.from(row), chunk);
+            add_tiles<1>(tiles, rows.from(row), chunk, fetch);
         }
     }
 }

@@ -3,6 +3,7 @@
 #include "ops/moe/cpu_experts_pairs.h"
 
 #include <cstring>
+#include <type_traits>
 
 #include "ops/moe/cpu_experts_panels.h"
 #include "ops/moe/cpu_results.h"
@@ -23,6 +24,7 @@ struct RowGroup {
     int64_t expert;
     int64_t first;  // of the plan
     int64_t count;
+    int64_t next_expert;  // of the group behind this one, or -1
 };
 
 // ---- rows of x ----------------------------------------------------------------------------------
@@ -65,7 +67,7 @@ void store_sums(const GroupedGemmArgs& args, const RowGroup& group, const PanelP
     const bool has_gates = args.activation != Activation::kNone;
     const int64_t columns = out_columns(args.activation, args.weight.rows);
     const int64_t width = has_gates ? pairs::kPanelWeights : pairs::kSums;
-    const int64_t first = panels.index * width;
+    const int64_t first = panels.place.index * width;
     const int64_t count = moe::smaller(width, columns - first);
     for (int64_t r = 0; r < group.count; ++r, sums += pairs::kSums) {
         const int64_t at = (group.first + r) * columns + first;
@@ -90,11 +92,13 @@ void store_sums(const GroupedGemmArgs& args, const RowGroup& group, const PanelP
 
 // ---- items --------------------------------------------------------------------------------------
 
-// What multiplies: rows of X, padded to a multiple of kRowStep.
+// What multiplies: rows of X, padded to a multiple of kRowStep, kRowsAtOnce of which meet a weight
+// that is in a register.
 template <class Half>
 struct FmaUnit {
     using X = float;
     static constexpr int64_t kRowStep = 1;
+    static constexpr int64_t kRowsAtOnce = kMaxPanelRows;
     static constexpr int64_t kColumnsOfX = 1;  // in an X
     void multiply(const pairs::Rows<float>& rows, const pairs::PairChunk& chunk) {
         pairs::multiply_fma<Half>(rows, chunk);
@@ -104,6 +108,7 @@ struct FmaUnit {
 struct DotUnit {
     using X = uint32_t;
     static constexpr int64_t kRowStep = 1;
+    static constexpr int64_t kRowsAtOnce = kMaxPanelRows;
     static constexpr int64_t kColumnsOfX = 2;
     void multiply(const pairs::Rows<uint32_t>& rows, const pairs::PairChunk& chunk) {
         pairs::multiply_dots(rows, chunk);
@@ -114,6 +119,7 @@ template <class Tiles>
 struct TileUnit {
     using X = uint32_t;
     static constexpr int64_t kRowStep = amx::kTileRows;
+    static constexpr int64_t kRowsAtOnce = 2 * amx::kTileRows;
     static constexpr int64_t kColumnsOfX = 2;
     Tiles tiles;
     void multiply(const pairs::Rows<uint32_t>& rows, const pairs::PairChunk& chunk) {
@@ -126,9 +132,8 @@ inline int64_t padded_to(int64_t count, int64_t step) {
 }
 
 template <class Unit>
-void multiply_item(const GroupedGemmArgs& args, Unit& unit, const RowGroup& group,
-                   const PanelPair& panels, const Scratch& scratch) {
-    const Columns columns(args.weight);
+void multiply_item(const GroupedGemmArgs& args, Unit& unit, const Columns& columns,
+                   const RowGroup& group, const PanelPair& panels, const Scratch& scratch) {
     const PanelReader reader(args, panels, scratch);
     const int64_t rows = padded_to(group.count, Unit::kRowStep);
     const size_t sum_bytes = static_cast<size_t>(rows * pairs::kSums) * sizeof(float);
@@ -139,7 +144,7 @@ void multiply_item(const GroupedGemmArgs& args, Unit& unit, const RowGroup& grou
         const int64_t end = columns.end_of(begin);
         const int64_t stride = (end - begin) / Unit::kColumnsOfX;
         pairs::PairChunk chunk = {};
-        reader.read(begin, end, chunk);
+        reader.read(begin, end, columns.fetched_during(begin, end), chunk);
         chunk.block_pairs = chunk.pairs;
         float* sums = scratch.sums;
         if (columns.has_long_blocks()) {
@@ -180,8 +185,13 @@ int64_t for_groups(const GroupedGemmArgs& args, const Visit& visit) {
     for (int64_t t = 0; t < args.tiles.count && args.tiles.expert[t] >= 0; ++t) {
         const int64_t size = args.tiles.size[t];
         for (int64_t r = 0; r < size; r += kPairRows) {
-            const RowGroup group = {args.tiles.expert[t], args.tiles.row[t] + r,
-                                    moe::smaller(kPairRows, size - r)};
+            const int64_t expert = args.tiles.expert[t];
+            const bool is_last = t + 1 == args.tiles.count;
+            const RowGroup group = {expert, args.tiles.row[t] + r,
+                                    moe::smaller(kPairRows, size - r),
+                                    r + kPairRows < size ? expert
+                                    : is_last            ? -1
+                                                         : args.tiles.expert[t + 1]};
             if (!visit(group, cost)) return cost;
             cost += items * (kReadCost + group.count);
         }
@@ -201,10 +211,14 @@ void multiply_range(const GroupedGemmArgs& args, Unit& unit, int64_t begin, int6
         const int64_t first = begin <= before ? 0 : moe::ceil_div(begin - before, cost);
         const int64_t last = moe::smaller(items, moe::ceil_div(end - before, cost));
         if (first >= last) return true;
-        stage_rows<X>(args, Columns(args.weight), group, padded_to(group.count, Unit::kRowStep),
+        const Columns columns(args.weight, group.count <= Unit::kRowsAtOnce);
+        stage_rows<X>(args, columns, group, padded_to(group.count, Unit::kRowStep),
                       reinterpret_cast<Staged*>(scratch.x));
         for (int64_t i = first; i < last; ++i) {
-            multiply_item(args, unit, group, panel_pair(args, group.expert, i), scratch);
+            const PanelPlace next =
+                i + 1 < items ? PanelPlace{group.expert, i + 1} : PanelPlace{group.next_expert, 0};
+            multiply_item(args, unit, columns, group, panel_pair(args, {group.expert, i}, next),
+                          scratch);
         }
         return true;
     });

@@ -43,37 +43,66 @@ struct Scratch {
 
 // ---- columns ------------------------------------------------------------------------------------
 
-// How K is cut: into chunks of whole blocks of scales, or of parts of one block.
+// How far ahead of its use a panel is fetched that no row comes back to.
+constexpr int64_t kColumnsAhead = 128;
+
+// Some columns of two panels, or with is_next of the next two.
+struct ColumnRange {
+    int64_t begin;
+    int64_t end;
+    bool is_next;
+};
+
+// How K is cut: into chunks of whole blocks of scales, or of parts of one block; or, where panels
+// are multiplied where they lie and by all rows at once, into the last kColumnsAhead and all
+// others.
 struct Columns {
     int64_t padded;
     int64_t block;  // columns that share a scale; 0: none do
     int64_t chunk;  // columns of a chunk, where no block ends before
+    bool is_stream;
 
-    explicit Columns(const ExpertWeights& weight)
+    Columns(const ExpertWeights& weight, bool rows_meet_once)
         : padded(padded_pair_columns(weight)), block(weight.block_columns), chunk(kPairChunk) {
         if (block > 0 && block <= chunk) chunk = chunk / block * block;
+        is_stream = rows_meet_once && weight.layout == WeightLayout::kPairs && block == 0;
     }
     bool has_long_blocks() const { return block > kPairChunk; }
     int64_t end_of(int64_t begin) const {
+        if (is_stream)
+            return begin == 0 && padded > kColumnsAhead ? padded - kColumnsAhead : padded;
         int64_t end = moe::smaller(begin + chunk, padded);
         if (has_long_blocks()) end = moe::smaller(end, (begin / block + 1) * block);
         return end;
+    }
+    // What is fetched during a chunk: the next one, or in a stream as many columns.
+    ColumnRange fetched_during(int64_t begin, int64_t end) const {
+        if (end == padded) return {0, is_stream ? end - begin : end_of(0), true};
+        if (is_stream) return {begin + kColumnsAhead, padded, false};
+        return {end, end_of(end), false};
     }
 };
 
 // ---- weights ------------------------------------------------------------------------------------
 
+// Which two panels.
+struct PanelPlace {
+    int64_t expert;  // -1: none
+    int64_t index;
+};
+
 // Two panels of an expert's weights. Row j of the 32 is row row[j] of the weights before they were
 // prepared, or -1: none; only filled in where rows or scales are read by it.
 struct PanelPair {
-    int64_t expert;
-    int64_t index;
+    PanelPlace place;
+    PanelPlace next;  // that are read behind these
     int64_t row[pairs::kSums];
     bool in_turns;  // gates and ups, else all gates are in the first panel
 };
 
-inline PanelPair panel_pair(const GroupedGemmArgs& args, int64_t expert, int64_t index) {
-    PanelPair out = {expert, index, {}, false};
+inline PanelPair panel_pair(const GroupedGemmArgs& args, PanelPlace place, PanelPlace next) {
+    PanelPair out = {place, next, {}, false};
+    const int64_t index = place.index;
     const int64_t num_rows = args.weight.rows;
     const bool has_gates = args.activation != Activation::kNone;
     out.in_turns = has_gates && args.weight.layout == WeightLayout::kPairs;
@@ -93,31 +122,26 @@ inline PanelPair panel_pair(const GroupedGemmArgs& args, int64_t expert, int64_t
     return out;
 }
 
-// How far ahead of its use a panel is fetched that is multiplied where it lies.
-constexpr int64_t kFetchBytes = 2048;
-
 // Reads chunks of panels as pairs.
 struct PanelReader {
     const ExpertWeights& weight;
     const PanelPair& panels;
     const Scratch& scratch;
-    int bits;               // of a weight
-    const char* packed[2];  // panels of the layout kPairs
-    int64_t rows_behind;    // bytes from these weights to the next two panels' of the same columns
+    int bits;  // of a weight
+    // Of the layout kPairs: the panels and the next two.
+    const char* packed[pairs::kPanels];
+    const char* packed_next[pairs::kPanels];
+    // Of rows: bytes from these weights to the next two panels' of the same columns.
+    int64_t rows_behind;
 
     PanelReader(const GroupedGemmArgs& args, const PanelPair& pair, const Scratch& memory)
         : weight(args.weight), panels(pair), scratch(memory) {
         bits = weight.format == WeightFormat::kMxFp4 ? 4 : has_codes() ? 8 : 16;
         if (weight.layout == WeightLayout::kPairs) {
-            const int64_t count = moe::ceil_div(weight.rows, pairs::kPanelWeights);
-            const int64_t bytes = bytes_of(padded_pair_columns(weight)) * pairs::kPanelWeights;
-            const int64_t first = 2 * panels.index;
-            const int64_t second = moe::smaller(first + 1, count - 1);
-            const char* data =
-                static_cast<const char*>(weight.data) + panels.expert * count * bytes;
-            packed[0] = data + first * bytes;
-            packed[1] = data + second * bytes;
-            rows_behind = 2 * bytes;
+            for (int p = 0; p < pairs::kPanels; ++p) {
+                packed[p] = packed_panel(panels.place, p);
+                packed_next[p] = packed_panel(has_next() ? panels.next : panels.place, p);
+            }
         } else {
             const bool in_halves = args.activation == Activation::kSwiglu;
             rows_behind = weight.row_bytes * (in_halves ? pairs::kPanelWeights : pairs::kSums);
@@ -127,15 +151,28 @@ struct PanelReader {
     bool has_codes() const { return weight.scale != nullptr; }
     int64_t bytes_of(int64_t columns) const { return columns * bits / 8; }
 
-    // Columns begin .. end - 1; behind them those from `next` on are read, or the next panels'.
-    void read(int64_t begin, int64_t end, pairs::PairChunk& chunk) const {
+    bool has_next() const { return panels.next.expert >= 0; }
+    const char* packed_panel(PanelPlace place, int p) const {
+        const int64_t count = moe::ceil_div(weight.rows, pairs::kPanelWeights);
+        const int64_t panel = moe::smaller(2 * place.index + p, count - 1);
+        return static_cast<const char*>(weight.data) + (place.expert * count + panel) *
+                                                           pairs::kPanelWeights *
+                                                           bytes_of(padded_pair_columns(weight));
+    }
+
+    // Columns begin .. end - 1; `next` are fetched meanwhile.
+    void read(int64_t begin, int64_t end, ColumnRange next, pairs::PairChunk& chunk) const {
         chunk.pairs = static_cast<int>((end - begin) / 2);
-        chunk.fetch = 0;
         const bool is_packed = weight.layout == WeightLayout::kPairs;
-        const bool is_last = end >= padded_pair_columns(weight);
         const int64_t row_bytes = is_packed ? pairs::kPanelWeights : 1;
-        const int64_t fetch =
-            row_bytes * bytes_of(is_last ? -begin : end - begin) + (is_last ? rows_behind : 0);
+        if (is_packed && (!next.is_next || has_next())) {
+            for (int p = 0; p < pairs::kPanels; ++p) {
+                const char* panel = next.is_next ? packed_next[p] : packed[p];
+                chunk.next[p] = panel + row_bytes * bytes_of(next.begin);
+            }
+            chunk.next_bytes = row_bytes * bytes_of(next.end - next.begin);
+        }
+        const int64_t fetch = bytes_of(next.begin - begin) + (next.is_next ? rows_behind : 0);
         for (int p = 0; p < pairs::kPanels; ++p) {
             uint32_t* own = scratch.pairs + p * (kPairChunk / 2) * pairs::kPanelWeights;
             const uint32_t* words = nullptr;
@@ -148,20 +185,18 @@ struct PanelReader {
             }
             chunk.panel[p] = words;
             if (has_codes()) {
-                unpack(words, static_cast<int>(bytes_of(end - begin) / 4), is_packed ? fetch : 0,
-                       own);
+                unpack(words, static_cast<int>(bytes_of(end - begin) / 4), chunk.next[p], own);
                 chunk.panel[p] = own;
-            } else if (is_packed) {
-                chunk.fetch = is_last ? fetch : kFetchBytes;
             }
         }
+        if (weight.format == WeightFormat::kMxFp4) chunk.next_bytes = 0;  // unpack() fetches
     }
 
     void pack(int p, int64_t begin, int64_t end, int64_t fetch, uint32_t* out) const {
         const char* rows[pairs::kPanelRows];
         for (int r = 0; r < pairs::kPanelRows; ++r) {
             const int64_t row = panels.row[p * pairs::kPanelRows + r];
-            const int64_t at = (panels.expert * weight.rows + row) * weight.row_bytes;
+            const int64_t at = (panels.place.expert * weight.rows + row) * weight.row_bytes;
             rows[r] =
                 row < 0 ? nullptr : static_cast<const char*>(weight.data) + at + bytes_of(begin);
         }
@@ -169,13 +204,14 @@ struct PanelReader {
                          static_cast<int>(bytes_of(end - begin) / 4), fetch, out);
     }
 
-    void unpack(const uint32_t* words, int count, int64_t fetch, uint32_t* out) const {
+    // mxfp4 fetches the words from `next` on, if it is known.
+    void unpack(const uint32_t* words, int count, const char* next, uint32_t* out) const {
         const auto bytes = [&](auto codes) {
             using Codes = decltype(codes);
 #if defined(__AVX512F__)
-            if (cpu::has_byte_lookups()) return Codes::look_up(words, count, fetch, out);
+            if (cpu::has_byte_lookups()) return Codes::look_up(words, count, out);
 #endif
-            Codes::unpack(words, count, fetch, out);
+            Codes::unpack(words, count, out);
         };
         switch (weight.format) {
             case WeightFormat::kFp8E4M3:
@@ -183,7 +219,8 @@ struct PanelReader {
             case WeightFormat::kFp8E4M3Fnuz:
                 return bytes(pairs::ByteCodes<Fp8E4M3Fnuz>{});
             default:
-                return pairs::HalfByteCodes::unpack(words, count, fetch, out);
+                if (next == nullptr) next = reinterpret_cast<const char*>(words);
+                return pairs::HalfByteCodes::unpack(words, count, next, out);
         }
     }
 
@@ -191,7 +228,7 @@ struct PanelReader {
     void read_scales(int64_t first, int64_t count, float* out) const {
         for (int j = 0; j < pairs::kSums; ++j) {
             const int64_t row = panels.row[j] < 0 ? 0 : panels.row[j];
-            const int64_t scales = first_scale(weight, panels.expert, row);
+            const int64_t scales = first_scale(weight, panels.place.expert, row);
             for (int64_t b = 0; b < count; ++b) {
                 out[b * pairs::kSums + j] = scale_at(weight, scales, first + b);
             }

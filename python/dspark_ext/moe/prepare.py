@@ -11,6 +11,7 @@ from torch import Tensor
 from .. import formats
 from . import pairs, panels
 from .fused import ExpertWeights
+from .huge_pages import ask_for_huge_pages
 
 _LAYOUTS = {"pairs": pairs, "panels": panels}
 _LAYOUT_OF_DEVICE = {"cpu": "pairs", "cuda": "panels"}
@@ -40,7 +41,8 @@ def prepare_weights(
     Returns:
         Weights whose `layout` is "panels" (GPUs; `moe.panels` has the shapes) or "pairs" (CPUs;
         `moe.pairs`), and whose `sizes` are the original (N, K) of w13 and of w2. Tensors are new
-        but for scales that stay as they are. What no layout can hold comes back itself, in the
+        but for scales that stay as they are, and on a CPU in huge pages where the system gives
+        them; a copy of them is not. What no layout can hold comes back itself, in the
         layout "rows": float32 weights; codes whose scales change within 32 columns.
 
     Raises:
@@ -249,10 +251,10 @@ def _unpack(part: _Part, name: str) -> _Part:
 def _per_expert(tensor: Tensor, lead: tuple[int, ...], permute) -> Tensor:
     """permute() of the bits of each expert, one after the other: there is a copy of one only."""
     bits = tensor.view(_BITS[tensor.element_size()])
-    if not lead:
-        return permute(bits).contiguous().view(tensor.dtype)
-    out = bits.new_empty((*lead, *permute(bits.new_empty(bits.shape[1:], device="meta")).shape))
-    for target, expert in zip(out, bits, strict=True):
+    shape = permute(bits.new_empty(bits.shape[len(lead) :], device="meta")).shape
+    out = bits.new_empty((*lead, *shape))
+    ask_for_huge_pages(out)
+    for target, expert in zip(out, bits, strict=True) if lead else [(out, bits)]:
         target.copy_(permute(expert))
     return out.view(tensor.dtype)
 
