@@ -69,7 +69,8 @@ def measure(it: dict, warp_size: int = 32) -> dict:
 
 
 def main() -> None:
-    print("| B | launches | w2 | w2, base, logits | row | inputs | all | sectors |\n" + "|--:" * 8 + "|")
+    print("| B | launches | w2 | w2, base, logits | row | inputs | all | sectors |")
+    print("|--:" * 8 + "|")
     for batch in (1, 8, 64):
         m = measure(case(batch, drafts=1))
         print(
