@@ -112,11 +112,6 @@ def test_models_that_do_not_fit(command, model_directory, other_directory, tmp_p
         (["--target", other_directory, "--drafter", fixtures / "tiny_drafter.safetensors"], "taps"),
         (["--target", model_directory, "--drafter", "demo"], "--target"),
         (["--target", model_directory, "--device", "nowhere"], "--device"),
-        (
-            ["--target", model_directory, "--drafter", fixtures / "tiny_drafter.safetensors"]
-            + ["--device", "meta"],
-            "computes on a CPU; with --device meta use",
-        ),
     ):
         status, out, err = command(*common, *arguments)
         assert (status, out) == (2, "") and expected in err and err.count("\n") == 1, err

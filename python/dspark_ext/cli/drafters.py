@@ -32,7 +32,7 @@ def open_drafter(word: str, options) -> Opened:
         from ..demo.loading import DRAFTER
         from ..draft_head.compact import CompactDraftHead
 
-        return _compact(DRAFTER.stem, CompactDraftHead.load(DRAFTER), options)
+        return _compact(DRAFTER.stem, CompactDraftHead.load(DRAFTER))
     path = Path(word)
     if not path.exists():
         raise UserError(f"--drafter: {word}: no such file; expected a path, demo, ngram or none")
@@ -108,12 +108,7 @@ _MAKERS = {
 }
 
 
-def _compact(name: str, head, options) -> Opened:
-    if options.device != "cpu":
-        raise UserError(
-            f"--drafter: {name} computes on a CPU; with --device {options.device} use another "
-            "draft head, a small model, ngram or none"
-        )
+def _compact(name: str, head) -> Opened:
     return Opened(COMPACT, name, head.config.dspark_target_layer_ids, head)
 
 
@@ -126,7 +121,7 @@ def _open_head(path: Path, options) -> Opened:
         head = load_draft_head(path, dtype=weight_dtype(options))
     name = path.resolve().stem if path.is_file() else path.resolve().name
     if isinstance(head, CompactDraftHead):
-        return _compact(name, head, options)
+        return _compact(name, head)
     return Opened(HEAD, name, output_taps(head.config), head)
 
 

@@ -169,6 +169,11 @@ def load(options, *, verify_all: bool = False, progress=None) -> Served:
         "torch": torch.__version__,
         "settings": settings.schedule,
     }
+    if engine.device.type == "cuda":
+        facts["graphs"] = ", ".join(
+            f"{owner} {'captured' if reason is None else f'not captured: {reason}'}"
+            for owner, reason in engine.not_captured.items()
+        )
     return Served(engine, name, tokenizer, tokenizer.chat, tokenizer.stop_ids, facts)
 
 
@@ -243,9 +248,7 @@ def _prepare_demo() -> None:
 
 
 def _make_target(options, model, opened):
-    """`HuggingFaceTarget` where it knows the model and computes (a CPU), else `CausalLMTarget`."""
-    from ..engine import CausalLMTarget, HuggingFaceTarget
-    from ..engine.huggingface import SUPPORTED_MODEL_TYPES
+    from ..engine import target_for
 
     config = model.config.get_text_config(decoder=True)
     most = getattr(config, "max_position_embeddings", None) or MAX_LEN
@@ -258,11 +261,9 @@ def _make_target(options, model, opened):
         "block_size": options.block_size,
         "num_blocks": options.num_blocks,
     }
-    lean = options.device == "cpu" and config.model_type in SUPPORTED_MODEL_TYPES
     taps = opened.taps
-    with told_of(f"--target with drafter {opened.name}" if taps else "--target"):
-        if lean and not getattr(model, "is_quantized", False):
-            return HuggingFaceTarget(model, taps, **sizes, weight_dtype=weight_dtype(options))
+    if options.device != "cpu":
         with told_of("--device", RuntimeError, AssertionError):
             model = model.to(options.device)
-        return CausalLMTarget(model, taps, **sizes)
+    with told_of(f"--target with drafter {opened.name}" if taps else "--target"):
+        return target_for(model, taps, **sizes, weight_dtype=weight_dtype(options))

@@ -19,6 +19,7 @@ from .small_model import SmallModelDrafter, VocabularyMismatchError, check_token
 from .speedup import SpeedupReport, measure_speedup
 from .stats import GenerationStats, RequestOutput, RequestStats, StepEvent
 from .target import Bounds, Target, TargetBatch, TargetOutput, UnsupportedModelError
+from .target_choice import target_for
 
 __all__ = [
     "PRESETS",
@@ -60,4 +61,5 @@ __all__ = [
     "output_taps",
     "prefill_request",
     "profile_step",
+    "target_for",
 ]

@@ -35,11 +35,17 @@ class KVCache:
     """
 
     def __init__(
-        self, num_layers: int, num_slots: int, length: int, num_kv_heads: int, head_dim: int
+        self,
+        num_layers: int,
+        num_slots: int,
+        length: int,
+        num_kv_heads: int,
+        head_dim: int,
+        device: torch.device | str = "cpu",
     ) -> None:
         shape = (num_slots, length, num_kv_heads, head_dim)
-        self.keys = [torch.zeros(shape) for _ in range(num_layers)]
-        self.values = [torch.zeros(shape) for _ in range(num_layers)]
+        self.keys = [torch.zeros(shape, device=device) for _ in range(num_layers)]
+        self.values = [torch.zeros(shape, device=device) for _ in range(num_layers)]
         self.num_slots = num_slots
         self.length = length
 

@@ -1,4 +1,4 @@
-"""What the engine asks of a drafter, and the DSpark drafter for a CPU."""
+"""What the engine asks of a drafter, and the drafter for a compact draft head."""
 
 import dataclasses
 import functools
@@ -6,11 +6,9 @@ from typing import Protocol
 
 import torch
 
-from .. import decoder
-from ..attention import attention
 from ..draft import RowStatistics, confidence, markov_sample
 from ..draft_head.compact import CompactDraftHead, DraftStage
-from . import slot_state
+from . import lean, slot_state
 from .cache import KVCache
 from .capture_check import drafter_obstacle
 from .identity import fingerprint
@@ -88,7 +86,8 @@ class Drafter(Protocol):
 
 
 class DSparkDrafter:
-    """A `CompactDraftHead` with its context cache, its linears packed and its passes row-invariant.
+    """A `CompactDraftHead` with its context cache, its linears packed and, on a CPU, its passes
+    row-invariant. It computes where `embedding` is: on a CPU by our operators, else by torch's.
 
     The block [x_0, noise, ..] stands at positions P .. P+K-1; its keys and values go into the cache
     behind the context and are overwritten by the context of the next round. Every row of the block
@@ -127,24 +126,27 @@ class DSparkDrafter:
         self.num_features = config.hidden_size * len(config.dspark_target_layer_ids)
         self.max_requests = max_requests
         self.max_len = max_len
+        self.device = device = embedding.device
         self._embedding = embedding
-        self._noise = head.noise_embed.detach().float()
-        self._main_proj = pack([head.main_proj.weight], weight_dtype)
-        self._main_norm = head.main_norm.weight.detach().float()
-        self._stages = [_Stage(stage, weight_dtype) for stage in head.stages]
-        self._norm = head.norm.weight.detach().float()
-        self._lm_head = pack([lm_head_weight[head.draft_token_ids]], weight_dtype)
-        self._markov_w1 = head.markov_w1_full().detach().to(weight_dtype).contiguous()
-        self._markov_w2 = head.markov_w2.detach().to(weight_dtype).contiguous()
-        self._d2t = head.d2t.detach()
-        self._confidence_weight = head.confidence_weight.detach().float()
-        self._confidence_bias = head.confidence_bias.detach().float()
+        self._noise = _kept(head.noise_embed, device)
+        self._main_proj = pack([head.main_proj.weight], weight_dtype, device=device)
+        self._main_norm = _kept(head.main_norm.weight, device)
+        self._stages = [_Stage(stage, weight_dtype, device) for stage in head.stages]
+        self._norm = _kept(head.norm.weight, device)
+        drafted = lm_head_weight[head.draft_token_ids.to(lm_head_weight.device)]
+        self._lm_head = pack([drafted], weight_dtype, device=device)
+        factors = head.markov_w1_full(), head.markov_w2
+        self._markov_w1, self._markov_w2 = (
+            each.detach().to(device, weight_dtype).contiguous() for each in factors
+        )
+        self._d2t = head.d2t.detach().to(device)
+        self._confidence_weight = _kept(head.confidence_weight, device)
+        self._confidence_bias = _kept(head.confidence_bias, device)
         length = max_len + self.block_size
         cos, sin = (table.flatten(1) for table in head.rotary(torch.arange(length)))
-        self._cos, self._sin = (table.detach().float().repeat(1, 2) for table in (cos, sin))
-        self.cache = KVCache(
-            len(self._stages), max_requests, length, config.num_key_value_heads, config.head_dim
-        )
+        self._cos, self._sin = (_kept(table, device).repeat(1, 2) for table in (cos, sin))
+        sizes = config.num_key_value_heads, config.head_dim
+        self.cache = KVCache(len(self._stages), max_requests, length, *sizes, device)
         self.identity = {
             "class": type(self).__name__,
             "weights": fingerprint(head),
@@ -168,7 +170,7 @@ class DSparkDrafter:
     @functools.cached_property
     def capture_obstacle(self) -> str | None:
         """Why drafts cannot be captured as a graph, None if they can; see `capture_check`."""
-        return drafter_obstacle(self, self._embedding.device)
+        return drafter_obstacle(self, self.device)
 
     @property
     def capturable(self) -> bool:
@@ -184,7 +186,7 @@ class DSparkDrafter:
         token_ids: torch.Tensor | None = None,
     ) -> None:
         """See `Drafter.append`; token_ids are not read."""
-        context = decoder.rms_norm(
+        context = lean.rms_norm(
             self._main_proj(features), self._main_norm, self.config.rms_norm_eps
         )
         for index, stage in enumerate(self._stages):
@@ -245,17 +247,18 @@ class DSparkDrafter:
         first = self._embedding[batch.anchor].float()[:, None]
         noise = self._noise.expand(len(batch.anchor), size - 1, -1)
         hidden = torch.cat([first, noise], 1).flatten(0, 1)
-        positions = (batch.anchor_positions[:, None] + torch.arange(size)).flatten()
+        steps = torch.arange(size, device=batch.anchor.device)
+        positions = (batch.anchor_positions[:, None] + steps).flatten()
         slots = batch.slots.int().repeat_interleave(size)
         anchor_positions = batch.anchor_positions.int().repeat_interleave(size)
         key_start = (anchor_positions - config.sliding_window).clamp_(min=0)
         key_end = anchor_positions + size
         for index, stage in enumerate(self._stages):
-            normed = decoder.rms_norm(hidden, stage.attention_norm, config.rms_norm_eps)
+            normed = lean.rms_norm(hidden, stage.attention_norm, config.rms_norm_eps)
             query = self._store(
                 index, stage.qkv(normed), positions, slots, config.num_attention_heads
             )
-            mixed = attention(
+            mixed = lean.block_attention(
                 query,
                 self.cache.keys[index],
                 self.cache.values[index],
@@ -263,15 +266,17 @@ class DSparkDrafter:
                 key_start,
                 key_end,
                 config.head_dim**-0.5,
+                block=size,
+                most_keys=config.sliding_window + size,
             )
             hidden = hidden + stage.out(mixed.flatten(1))
-            normed = decoder.rms_norm(hidden, stage.ffn_norm, config.rms_norm_eps)
+            normed = lean.rms_norm(hidden, stage.ffn_norm, config.rms_norm_eps)
             hidden = hidden + stage.experts(normed, config)
-        return decoder.rms_norm(hidden, self._norm, config.rms_norm_eps)
+        return lean.rms_norm(hidden, self._norm, config.rms_norm_eps)
 
     def _store(self, index, qkv, positions, slots, num_heads):
         stage = self._stages[index]
-        return decoder.rope_store(
+        return lean.rope_store(
             qkv.view(len(qkv), -1, self.config.head_dim),
             self._cos,
             self._sin,
@@ -289,23 +294,23 @@ class DSparkDrafter:
 class _Stage:
     """Packed weights of one draft stage; q/k/v are one matrix, and k/v another for the context."""
 
-    def __init__(self, stage: DraftStage, dtype: torch.dtype) -> None:
+    def __init__(self, stage: DraftStage, dtype: torch.dtype, device: torch.device) -> None:
         attn, ffn = stage.attn, stage.ffn
-        self.attention_norm = stage.attn_norm.weight.detach().float()
-        self.ffn_norm = stage.ffn_norm.weight.detach().float()
-        self.query_norm = attn.q_norm.weight.detach().float()
-        self.key_norm = attn.k_norm.weight.detach().float()
-        self.qkv = pack([attn.q_proj.weight, attn.kv_proj.weight], dtype)
-        self.key_value = pack([attn.kv_proj.weight], dtype)
-        self.out = pack([attn.o_proj.weight], dtype)
-        self.gate_up = pack([ffn.w13.weight], dtype)
-        self.down = pack([ffn.w2.weight], dtype)
-        self.router = pack([ffn.gate_weight], torch.float32)
-        self.router_bias = ffn.gate_bias.detach().float()
+        self.attention_norm = _kept(stage.attn_norm.weight, device)
+        self.ffn_norm = _kept(stage.ffn_norm.weight, device)
+        self.query_norm = _kept(attn.q_norm.weight, device)
+        self.key_norm = _kept(attn.k_norm.weight, device)
+        self.qkv = pack([attn.q_proj.weight, attn.kv_proj.weight], dtype, device=device)
+        self.key_value = pack([attn.kv_proj.weight], dtype, device=device)
+        self.out = pack([attn.o_proj.weight], dtype, device=device)
+        self.gate_up = pack([ffn.w13.weight], dtype, device=device)
+        self.down = pack([ffn.w2.weight], dtype, device=device)
+        self.router = pack([ffn.gate_weight], torch.float32, device=device)
+        self.router_bias = _kept(ffn.gate_bias, device)
         self.expert_size = ffn.expert_size
 
     def experts(self, x: torch.Tensor, config) -> torch.Tensor:
-        activated = decoder.routed_silu_mul(
+        activated = lean.routed_silu_mul(
             self.gate_up(x),
             self.router(x),
             self.router_bias,
@@ -315,3 +320,7 @@ class _Stage:
             limit=config.swiglu_limit,
         )
         return self.down(activated)
+
+
+def _kept(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    return tensor.detach().to(device, torch.float32)

@@ -40,7 +40,8 @@ class HuggingFaceTarget:
 
     Row-invariant: the bits of a row do not depend on the rows beside it.
 
-    Raises ValueError for another model type, another activation, or a tap that is no layer.
+    Raises ValueError for another model type, another activation, a model that is not on a CPU, or a
+    tap that is no layer.
     """
 
     row_invariant = True
@@ -58,6 +59,7 @@ class HuggingFaceTarget:
     ) -> None:
         config = model.config
         _check_supported(config, taps)
+        _check_device(model)
         base = model.model
         self.hidden_size = config.hidden_size
         self.vocab_size = config.vocab_size
@@ -203,6 +205,15 @@ def _check_supported(config, taps: Sequence[int]) -> None:
                 "dspark_ext.engine.HuggingFaceTarget: taps: expected layers in [0, "
                 f"{config.num_hidden_layers}), got {tap}"
             )
+
+
+def _check_device(model: torch.nn.Module) -> None:
+    device = model.lm_head.weight.device
+    if device.type != "cpu":
+        raise ValueError(
+            f"dspark_ext.engine.HuggingFaceTarget: model: expected one on a CPU, got {device}; its "
+            "operators have no kernels there: use target_for, which takes CausalLMTarget then"
+        )
 
 
 def _sliding_windows(config) -> list[int | None]:

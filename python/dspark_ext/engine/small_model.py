@@ -6,14 +6,13 @@ from collections.abc import Callable
 import torch
 
 from .. import sampling, verify
-from .causal_lm import CausalLMTarget
 from .costs import device_of
 from .drafter import Draft, DraftBatch
 from .graphs import Capture, TargetGraphs
-from .huggingface import SUPPORTED_MODEL_TYPES, HuggingFaceTarget
 from .own_history import OwnHistory
 from .request_state import HandoverError
 from .target import Bounds, Target, TargetBatch
+from .target_choice import target_for
 
 _CERTAINTIES = 10
 
@@ -78,8 +77,7 @@ class SmallModelDrafter:
     ) -> "SmallModelDrafter":
         """A drafter for `target` from a transformers causal LM.
 
-        On a CPU a model that `HuggingFaceTarget` knows is served by it, in `weight_dtype`; any
-        other by `CausalLMTarget`. For other caches make either yourself.
+        Served as `target_for` says, with a dense cache. For other caches make it yourself.
 
         tokenizers  (the target's, the draft model's), to be compared: equal sizes do not mean equal
                     tokens
@@ -87,10 +85,7 @@ class SmallModelDrafter:
         Raises VocabularyMismatchError where the two have other tokens.
         """
         sizes = dict(max_requests=target.max_requests, max_len=target.max_len)
-        if _is_lean(model):
-            served = HuggingFaceTarget(model, [], weight_dtype=weight_dtype, **sizes)
-        else:
-            served = CausalLMTarget(model, **sizes)
+        served = target_for(model, weight_dtype=weight_dtype, **sizes)
         if served.vocab_size != target.vocab_size:
             raise VocabularyMismatchError(
                 "dspark_ext.engine.SmallModelDrafter: model: expected the target's vocabulary of "
@@ -295,19 +290,6 @@ def _split(tensors: dict[str, torch.Tensor]) -> tuple[dict, dict, int]:
     cache = {k.removeprefix("cache."): v for k, v in tensors.items() if k.startswith("cache.")}
     history = {k: v for k, v in tensors.items() if not k.startswith("cache.")}
     return history, cache, min((len(v) for v in cache.values() if v.dim()), default=0)
-
-
-def _is_lean(model: torch.nn.Module) -> bool:
-    """Whether `HuggingFaceTarget` serves it: a known type, plain weights, on a CPU."""
-    config = model.config
-    linear = getattr(getattr(model, "lm_head", None), "weight", None)
-    return (
-        config.model_type in SUPPORTED_MODEL_TYPES
-        and config.hidden_act == "silu"
-        and isinstance(linear, torch.Tensor)
-        and linear.device.type == "cpu"
-        and getattr(model, "hf_quantizer", None) is None
-    )
 
 
 def _common_prefix(first: list[int], second: list[int]) -> int:
