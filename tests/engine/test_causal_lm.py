@@ -6,8 +6,10 @@ import pytest
 import torch
 import transformers
 from random_models import SERVED, VOCAB, random_model, served_model
+from torch.testing._internal.two_tensor import TwoTensor
 
 from dspark_ext.engine import CausalLMTarget, TargetBatch, UnsupportedModelError
+from dspark_ext.engine.identity import fingerprint
 
 CACHES = {"dense": {}, "blocks of 4": {"block_size": 4}}
 TAPS = [2, 0]
@@ -156,6 +158,29 @@ def test_a_model_quantised_to_int8_is_served_through_its_own_linears():
     assert 0.001 < float((whole - plain).norm() / plain.norm()) < 0.2
     with pytest.raises(ValueError, match="lm_head_weight: expected .* floating-point weight"):
         getattr(target, "lm_head_weight")  # noqa: B009
+
+
+def test_a_model_quantised_by_torchao_is_served():
+    quantization = pytest.importorskip("torchao.quantization", reason="needs torchao")
+    model = served_model("qwen2")
+    plain = own_forward(model, text(1, 17))[0]
+    quantization.quantize_(model, quantization.Int8WeightOnlyConfig())
+    wanted, _ = own_forward(model, text(1, 17))
+    target = CausalLMTarget(model, TAPS, max_requests=2, max_len=20)
+    whole = target.forward(batch_of((1, 0, text(1, 17)))).logits
+    torch.testing.assert_close(whole, wanted, rtol=1e-4, atol=1e-4)
+    assert 0.0001 < float((whole - plain).norm() / plain.norm()) < 0.2
+
+
+def test_wrapped_weights_are_told_apart_by_what_is_inside():
+    """As those of torchao, whose classes answer few operations."""
+
+    def of(inner: torch.Tensor) -> str:
+        module = torch.nn.Module()
+        module.weight = torch.nn.Parameter(TwoTensor(torch.ones(3, 4), inner), requires_grad=False)
+        return fingerprint(module)
+
+    assert of(torch.zeros(3, 4)) == of(torch.zeros(3, 4)) != of(torch.ones(3, 4))
 
 
 def test_the_model_stays_usable_beside_the_target():

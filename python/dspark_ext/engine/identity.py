@@ -1,6 +1,7 @@
 """What a model is, in a few bytes: enough to tell two checkpoints apart."""
 
 import hashlib
+from collections.abc import Iterator
 
 import torch
 
@@ -16,13 +17,24 @@ def fingerprint(module: torch.nn.Module) -> str:
         if not isinstance(tensor, torch.Tensor):
             digest.update(f"{name} {type(tensor).__name__}".encode())
             continue
-        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
-        if tensor.is_quantized:
-            tensor = tensor.int_repr()
-        plain = tensor.layout == torch.strided and tensor.device.type != "meta"
-        if plain and tensor.numel():
-            digest.update(_sampled(tensor.detach()))
+        for part, values in _parts(name, tensor.detach()):
+            digest.update(f"{part} {values.dtype} {list(values.shape)}".encode())
+            if values.is_quantized:
+                values = values.int_repr()
+            plain = values.layout == torch.strided and values.device.type != "meta"
+            if plain and values.numel():
+                digest.update(_sampled(values))
     return digest.hexdigest()
+
+
+def _parts(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors that hold a tensor's values: of a wrapper, such as torchao's quantised weights,
+    those inside (torch's `__tensor_flatten__` protocol)."""
+    if not hasattr(tensor, "__tensor_flatten__"):
+        yield name, tensor
+        return
+    for attribute in tensor.__tensor_flatten__()[0]:
+        yield from _parts(f"{name}.{attribute}", getattr(tensor, attribute))
 
 
 def _sampled(tensor: torch.Tensor) -> bytes:
