@@ -1,8 +1,12 @@
 """Confidences for drafters without a confidence head, from what happened to earlier blocks."""
 
+import math
+
 import torch
 
 from .acceptance_stats import AcceptanceStats, accepted_of
+
+_MOST_WEIGHT = 1e15  # beyond it counts vanish beside the weight
 
 
 class AcceptanceEstimator:
@@ -50,13 +54,15 @@ class AcceptanceEstimator:
     ):
         device = stats.generation.device
         prior = torch.as_tensor(prior, dtype=torch.float64, device=device)
-        for name, value in (
-            ("half_life", half_life),
-            ("prior_weight", prior_weight),
-            ("pool_weight", pool_weight),
+        for name, value, most in (
+            ("half_life", half_life, math.inf),
+            ("prior_weight", prior_weight, _MOST_WEIGHT),
+            ("pool_weight", pool_weight, _MOST_WEIGHT),
         ):
-            if not value > 0:
-                raise ValueError(f"dspark_ext.AcceptanceEstimator: {name}: expected > 0: {value}")
+            if not 0 < value <= most:
+                raise ValueError(
+                    f"dspark_ext.AcceptanceEstimator: {name}: expected > 0 and <= {most:g}: {value}"
+                )
         if lag < 1:
             raise ValueError(
                 f"dspark_ext.AcceptanceEstimator: lag: expected >= 1, got {lag}; at 0 the lengths "

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import torch
 
 from .acceptance_estimator import AcceptanceEstimator
+from .calibration_file import LARGEST as _LARGEST
+from .calibration_file import SMALLEST as _SMALLEST
 from .calibration_file import Calibration
 from .draft import calibrate
 from .reliability_plot import plot_reliability
@@ -30,6 +32,7 @@ __all__ = [
 
 _OBJECTIVES = ("ece", "log_loss")
 _KINDS = ("survival", "conditional")
+_MOST_BINS = 1 << 20
 _EPSILON = 1e-12  # probabilities are kept this far from 0 and 1 in the log loss
 
 
@@ -106,11 +109,11 @@ def fit_sts(
     blocks = _Blocks.check(name, "conf_logits", conf_logits, accepted, verify_lens)
     if objective not in _OBJECTIVES:
         raise _error(name, f"objective: expected one of {_OBJECTIVES}, got {objective!r}")
-    if num_bins < 1:
-        raise _error(name, f"num_bins: expected >= 1, got {num_bins}")
+    if not 1 <= num_bins <= _MOST_BINS:
+        raise _error(name, f"num_bins: expected >= 1 and <= {_MOST_BINS}, got {num_bins}")
     values = torch.logspace(-1, 1, 41, dtype=torch.float64) if grid is None else grid
     grid = sorted(float(value) for value in values)
-    if not grid or not all(0 < value < math.inf for value in grid):
+    if not grid or not all(_SMALLEST <= value <= _LARGEST for value in grid):
         raise _error(name, f"grid: expected finite temperatures > 0, got {grid}")
     grid.sort(key=lambda value: abs(math.log(value)))  # the first of equals is the nearest to 1
     survival = torch.ones(blocks.num_blocks, dtype=torch.float64)
@@ -203,8 +206,8 @@ def calibration_report(
     blocks = _Blocks.check(name, "confidence", confidence, accepted, verify_lens, nan=True)
     if kind not in _KINDS:
         raise _error(name, f"kind: expected one of {_KINDS}, got {kind!r}")
-    if num_bins < 1:
-        raise _error(name, f"num_bins: expected >= 1, got {num_bins}")
+    if not 1 <= num_bins <= _MOST_BINS:
+        raise _error(name, f"num_bins: expected >= 1 and <= {_MOST_BINS}, got {num_bins}")
     predicted = blocks.values.nan_to_num(nan=0.0).clamp(0.0, 1.0)
     seen = blocks.verified
     if kind == "survival":
@@ -278,6 +281,7 @@ class _Blocks:
             verify_lens = torch.full((num_blocks,), num_drafts)
         verify_lens = _counts(name, "verify_lens", verify_lens, values, num_drafts)
         if accepted.dim() == 2:
+            _check_numbers(name, accepted)
             prefix = accepted.cpu()
             whole = prefix.bool()
             good = (prefix == whole).all(1) & (whole[:, 1:] <= whole[:, :-1]).all(1)
@@ -300,6 +304,12 @@ class _Blocks:
         return _Blocks(
             values.double(), position < accepted[:, None], position < verify_lens[:, None]
         )
+
+
+def _check_numbers(name: str, accepted) -> None:
+    dtype = accepted.dtype
+    if dtype.is_complex or (dtype.is_floating_point and dtype.itemsize == 1):
+        raise _error(name, f"accepted: expected ones and zeros, got {dtype}")
 
 
 def _counts(name: str, argument: str, counts, values, num_drafts: int) -> torch.Tensor:

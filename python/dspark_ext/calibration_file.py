@@ -11,6 +11,8 @@ from .draft import calibrate
 
 FORMAT = "dspark_ext.calibration"
 VERSION = 1
+# Temperatures are float32 in the end, where beyond these is 0 or infinity.
+SMALLEST, LARGEST = 1e-37, 1e37
 
 
 @dataclass(frozen=True)
@@ -18,7 +20,7 @@ class Calibration:
     """Temperatures by draft position, and how they were found.
 
     Attributes:
-        temperatures: K finite numbers > 0; K is the number of drafts they serve.
+        temperatures: K numbers from 1e-37 to 1e37; K is the number of drafts they serve.
         dataset: where the blocks came from.
         num_samples: how many there were.
         ece_before, ece_after: expected calibration error of the survivals by position, without and
@@ -43,7 +45,7 @@ class Calibration:
                 raise _error(f"{name}: expected a list of numbers, got {values!r}")
             for i, value in enumerate(values):
                 number = isinstance(value, int | float) and not isinstance(value, bool)
-                if not number or (name == "temperatures" and not 0 < value < math.inf):
+                if not number or (name == "temperatures" and not SMALLEST <= value <= LARGEST):
                     kind = "a finite number > 0" if name == "temperatures" else "a number"
                     raise _error(f"{name}[{i}]: expected {kind}, got {value!r}")
             object.__setattr__(self, name, tuple(float(value) for value in values))
@@ -92,7 +94,7 @@ class Calibration:
                     f"temperatures: expected {num_drafts}, one per draft, "
                     f"got {len(calibration.temperatures)}"
                 )
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             reason = str(error).removeprefix("dspark_ext.Calibration: ")
             raise ValueError(f"dspark_ext.Calibration: {path}: {reason}") from None
         return calibration

@@ -20,7 +20,7 @@ class CostTable:
     """Seconds of one verification pass by number of rows, as a dense table on the device.
 
     Args:
-        rows: sample points, strictly increasing positive numbers of rows.
+        rows: sample points, strictly increasing positive numbers of rows, up to 2^20.
         seconds: seconds measured at each of them, finite and > 0.
         interpolation: the rounding between two samples. `"linear"`: none. `"step"` rounds the rows
             UP to the next sample (a pass of n rows runs in the smallest captured graph that holds
@@ -165,14 +165,14 @@ class CostTable:
         is no cost table.
         """
         try:
-            text = Path(path).read_text(encoding="utf-8")
+            data = Path(path).read_bytes()
         except FileNotFoundError:
             raise FileNotFoundError(
                 f"dspark_ext.CostTable: no cost table at {path}. {_REMEDY}"
             ) from None
         try:
-            return CostTable.from_dict(json.loads(text), device)
-        except ValueError as error:
+            return CostTable.from_dict(json.loads(data), device)
+        except (ValueError, RecursionError) as error:
             reason = str(error).removeprefix("dspark_ext.CostTable: ")
             raise ValueError(f"dspark_ext.CostTable: {path}: {reason}") from None
 

@@ -25,6 +25,7 @@ _OPTIONAL = {
     _VLLM: ("max_capture_size", "num_reqs", "draft_ms"),
 }
 _MIN_SECONDS = 1e-9  # vLLM's floor of a pass, 1e-6 ms
+MOST_ROWS = 1 << 20  # a table has an entry for every number of rows
 
 
 def samples(
@@ -35,6 +36,7 @@ def samples(
     increasing = all(a < b for a, b in zip(counts, counts[1:]))
     if not counts or not increasing or not all(int(n) == n and n >= 1 for n in counts):
         raise error(f"{counts_name}: expected strictly increasing integers >= 1, got {counts}")
+    check_most(counts_name, counts[-1])
     if len(times) != len(counts):
         raise error(
             f"{times_name}: expected one time for each of the {len(counts)} {counts_name}, "
@@ -58,9 +60,19 @@ def numbers(name: str, values) -> list:
 
 def number(name: str, value):
     """A finite number; bool is none."""
-    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
+    is_finite = isinstance(value, Real) and not isinstance(value, bool)
+    try:
+        is_finite = is_finite and math.isfinite(value)
+    except OverflowError:  # an integer beyond all floats
+        is_finite = False
+    if not is_finite:
         raise error(f"{name}: expected a finite number, got {value!r}")
     return value
+
+
+def check_most(name: str, rows) -> None:
+    if rows > MOST_ROWS:
+        raise error(f"{name}: expected at most {MOST_ROWS} rows, got {rows}")
 
 
 def error(text: str) -> ValueError:
@@ -103,8 +115,9 @@ def _read_rates(form: dict) -> dict:
         "sample_steps_per_sec",
         form["sample_steps_per_sec"],
     )
-    seconds = [1.0 / rate for rate in rates]
+    seconds = [number("sample_steps_per_sec", 1.0 / rate) for rate in rates]
     last = number("max_batch_tokens", form.get("max_batch_tokens", counts[-1]))
+    check_most("max_batch_tokens", last)
     if last > counts[-1]:
         counts.append(int(last))
         seconds.append(seconds[-1])
@@ -139,7 +152,10 @@ def _read_vllm(form: dict) -> dict:
         "interpolation": "step",
     }
     if form.get("max_capture_size") is not None:
-        arguments["linear_above"] = int(number("max_capture_size", form["max_capture_size"]))
+        largest = number("max_capture_size", form["max_capture_size"])
+        if largest < 0:
+            raise error(f"max_capture_size: expected a number of rows >= 0, got {largest}")
+        arguments["linear_above"] = int(largest)
     if "num_reqs" in form or "draft_ms" in form:
         requests, draft = samples(
             "num_reqs", form.get("num_reqs"), "draft_ms", form.get("draft_ms"), positive=False

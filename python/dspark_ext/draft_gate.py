@@ -1,5 +1,6 @@
 """Whether to draft at all: a decision taken before anything of the step is drawn."""
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -133,6 +134,7 @@ class DraftGate:
         catch_up_seconds: what drafting costs once more than usual because it paused, if the drafter
             takes in the tokens of plain steps only when it is used again.
         """
+        _check_rows("should_draft", num_other_rows)
         if num_requests < 1:
             return False
         if self.pays(num_requests, num_other_rows):
@@ -161,6 +163,7 @@ class DraftGate:
                 "update: expected num_accepted <= num_verified, and 0 without drafts, got "
                 f"{num_accepted}, {num_verified} and drafted={drafted}"
             )
+        _check_rows("update", num_other_rows)
         if num_requests < 1:
             return
         plain = self._seconds(num_requests, num_requests, num_other_rows)
@@ -207,7 +210,16 @@ class DraftGate:
 
 
 def _curve(values: list[float]) -> Callable[[int], float]:
-    return lambda count: values[min(count, len(values) - 1)]
+    return functools.partial(_at, values)  # unlike a closure it can be pickled
+
+
+def _at(values: list[float], count: int) -> float:
+    return values[min(count, len(values) - 1)]
+
+
+def _check_rows(method: str, num_other_rows: int) -> None:
+    if num_other_rows < 0:
+        raise _error(f"{method}: num_other_rows: expected >= 0, got {num_other_rows}")
 
 
 def _error(text: str) -> ValueError:

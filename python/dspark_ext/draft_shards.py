@@ -22,6 +22,7 @@ import torch.distributed as dist
 from .draft import (
     RowStatistics,
     _as_integers,
+    _check_dim,
     _drawn_temperature,
     _integer_per_request,
     _per_request,
@@ -192,6 +193,12 @@ class MarkovShards:
             _fail(
                 "base_logits",
                 f"expected shape [B, K, {self.shard_size}], got {list(base_logits.shape)}",
+            )
+        _check_dim("MarkovShards", "w1", w1, ["V", "r"])
+        if hidden is not None and hidden.shape[:-1] != base_logits.shape[:-1]:
+            _fail(
+                "hidden",
+                f"expected shape {[*base_logits.shape[:-1], 'd']}, got {list(hidden.shape)}",
             )
         if method not in ("probabilistic", "greedy"):
             _fail("method", f"expected probabilistic or greedy, got {method}")

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from .draft import RowStatistics
 
 _ops = torch.ops.dspark_ext
+_MOST_RATES = 1 << 20  # of synthetic acceptance
 
 # Status bits of `rejection_sample`.
 STATUS_NAN_ROW = 1  # a target row in use held a NaN (NaN counts as -inf; its draft was refused)
@@ -325,8 +326,11 @@ def synthetic_acceptance_rates(
         >>> synthetic_acceptance_rates(3.5, 5)
         tensor([1.0000, 1.0000, 0.5000, 0.0000, 0.0000])
     """
-    if num_drafts < 0:
-        raise ValueError(f"synthetic_acceptance_rates: num_drafts: expected >= 0, got {num_drafts}")
+    if not 0 <= num_drafts <= _MOST_RATES:
+        raise ValueError(
+            f"synthetic_acceptance_rates: num_drafts: expected >= 0 and <= {_MOST_RATES}, got "
+            f"{num_drafts}"
+        )
     if not 1 <= length <= num_drafts + 1:
         raise ValueError(
             "synthetic_acceptance_rates: length: expected 1 <= length <= num_drafts + 1 = "

@@ -110,6 +110,10 @@ def schedule(
         raise RuntimeError(
             f"dspark_ext.schedule: confidence: expected shape [B, K], got {list(confidence.shape)}"
         )
+    if max_rows is not None and max_rows < 0:
+        raise RuntimeError(
+            f"dspark_ext.schedule: max_rows: expected at least 0 or None, got {max_rows}"
+        )
     device = None if confidence is None else confidence.device
     if capacity is not None:
         capacity = torch.as_tensor(capacity, dtype=torch.int32, device=device)
@@ -198,8 +202,12 @@ def draft_capacity(
             Each may be an integer tensor, a sequence in which None means no limit, or None.
         num_drafts: K.
 
-    Raises ValueError when both are None or they differ in length.
+    Raises ValueError when both are None or they differ in length, or K is out of range.
     """
+    if not 0 <= num_drafts < 2**31:
+        raise ValueError(
+            f"dspark_ext.draft_capacity: num_drafts: expected 0 to 2^31 - 1, got {num_drafts}"
+        )
     limits = [
         _limits(name, values)
         for name, values in (("context_left", context_left), ("output_left", output_left))

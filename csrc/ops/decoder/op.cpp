@@ -97,7 +97,7 @@ Tensor routed_silu_mul(const Tensor& gate_up, const Tensor& router_logits,
                     "dspark_ext.routed_silu_mul: top_k: expected 1 <= top_k <= experts <= ",
                     kMaxExperts, ", got top_k ", top_k, " of ", num_experts, " experts");
     STD_TORCH_CHECK(
-        expert_size >= 0 && gate_up.size(1) % 2 == 0 && num_experts * expert_size <= width,
+        expert_size >= 0 && gate_up.size(1) % 2 == 0 && expert_size <= width / num_experts,
         "dspark_ext.routed_silu_mul: gate_up: expected 2 * (", num_experts, " * ", expert_size,
         " + shared) columns, got ", gate_up.size(1));
     Tensor out = torch::stable::new_empty(gate_up, {rows, width});

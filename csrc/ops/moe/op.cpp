@@ -40,6 +40,7 @@ struct OnCpu {
 
     static void run(const PermuteArgs& args, const Tensor&) {
         check_rows("permute", args.rows, args.rows.capacity);
+        check_sorted(args.rows);
         const int64_t token_bytes = args.row_bytes * (args.rows.slots_per_token + 1);
         torch::stable::parallel_for(0, args.rows.num_tokens, grain(token_bytes),
                                     [&](int64_t begin, int64_t end) {
@@ -68,6 +69,18 @@ struct OnCpu {
         fail(op, "inverse",
              "expected rows below " + std::to_string(num_rows) + ", got " +
                  std::to_string(rows.inverse[slot]) + " for slot " + std::to_string(slot));
+    }
+
+    // A row that `sorted` gives to a slot is that slot's in `inverse`, or nothing would fill it.
+    static void check_sorted(const PlanRows& rows) {
+        const int64_t slots = rows.num_tokens * rows.slots_per_token;
+        for (int64_t row = 0; row < rows.capacity; ++row) {
+            const int64_t slot = rows.sorted[row];
+            if (slot < 0 || slot >= slots || rows.inverse[slot] == row) continue;
+            fail("permute", "sorted",
+                 "expected what inverse says, got slot " + std::to_string(slot) + " of row " +
+                     std::to_string(rows.inverse[slot]) + " in row " + std::to_string(row));
+        }
     }
 };
 

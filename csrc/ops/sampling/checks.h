@@ -222,8 +222,7 @@ inline void check_statistics(const Call& call, const std::vector<Tensor>& given,
     if (given.size() != 4) {
         fail(call.op, name, "expected 4 tensors or none, got " + std::to_string(given.size()));
     }
-    if (args.draft_logits.data == nullptr)
-        fail(call.op, name, "expected none without draft_logits");
+    if (args.draft_logits.vocab == 0) fail(call.op, name, "expected none without draft_logits");
     const host::Dim batch = {"B", args.batch};
     const host::Dim drafts = {"K", args.num_drafts};
     const host::Dim tiles = {"tiles", DSPARK_ISA::num_tiles(args.draft_logits.vocab)};

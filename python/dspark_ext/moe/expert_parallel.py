@@ -130,6 +130,11 @@ class ExpertParallel:
                 "dspark_ext.ExpertParallel.dispatch: ids: expected int32 or int64, got "
                 f"{str(ids.dtype).removeprefix('torch.')}"
             )
+        if ids.device != x.device:
+            raise ValueError(
+                f"dspark_ext.ExpertParallel.dispatch: ids: expected device {x.device}, got "
+                f"{ids.device}"
+            )
         if self.max_tokens is not None and len(x) > self.max_tokens:
             raise ValueError(
                 "dspark_ext.ExpertParallel.dispatch: x: expected at most "
@@ -348,7 +353,10 @@ def _blocks(by_rank: DispatchPlan, most: int) -> tuple[torch.Tensor, torch.Tenso
 
 def _bytes(rows: torch.Tensor) -> torch.Tensor:
     """rows [n, d] as [n, bytes]."""
-    return rows.contiguous().view(torch.uint8).reshape(len(rows), _width(rows))
+    rows = rows.resolve_neg().contiguous()
+    if rows.stride(1) != 1:  # of a single column any stride counts as contiguous
+        rows = rows.clone(memory_format=torch.contiguous_format)
+    return rows.view(torch.uint8).reshape(len(rows), _width(rows))
 
 
 def _width(rows: torch.Tensor) -> int:
@@ -356,6 +364,8 @@ def _width(rows: torch.Tensor) -> int:
 
 
 def _from_bytes(message: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    if like.shape[1] == 0:
+        return like.new_empty(len(message), 0)
     return message.view(like.dtype).reshape(len(message), like.shape[1])
 
 
@@ -376,4 +386,4 @@ def _pack(x: torch.Tensor, token: torch.Tensor, ids: torch.Tensor) -> torch.Tens
 
 def _unpack(message: torch.Tensor, x: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     ids = message[:, _align(_width(x)) :][:, : 4 * k]
-    return message[:, : _width(x)].view(x.dtype), ids.view(torch.int32)
+    return _from_bytes(message[:, : _width(x)], x), ids.view(torch.int32)

@@ -158,6 +158,10 @@ def fused_moe(
 def _check_weights(x: Tensor, experts: ExpertWeights) -> None:
     """That there is a w2 for each w13, and that a row comes back as wide as it was."""
     w13, w2 = experts.w13, experts.w2
+    if experts.sizes is not None and [len(size) for size in experts.sizes] != [2, 2]:
+        raise RuntimeError(
+            f"dspark_ext.fused_moe: sizes: expected (N, K) of w13 and of w2, got {experts.sizes}"
+        )
     if experts.layout == "rows":
         fits = w13.dim() == w2.dim() == 3 and w2.shape[1:2] == x.shape[-1:]
     else:

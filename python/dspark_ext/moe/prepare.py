@@ -18,6 +18,7 @@ _LAYOUT_OF_DEVICE = {"cpu": "pairs", "cuda": "panels"}
 _FORMAT_OF = {dtype: format for format, dtype in formats.CODE_DTYPES.items()}
 if hasattr(torch, "float4_e2m1fn_x2"):
     _FORMAT_OF[torch.float4_e2m1fn_x2] = "mxfp4"
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 
 
@@ -115,6 +116,12 @@ def _parts(op: str, weights: ExpertWeights) -> list[_Part]:
         raise _error(op, "layout", f"expected one of {names}", repr(weights.layout))
     format = weights.format or _FORMAT_OF.get(weights.w13.dtype)
     block = None
+    for name in ("w13", "w2"):
+        dtype = getattr(weights, name).dtype
+        is_known = dtype.itemsize == 1 if format else dtype in _FLOATS
+        if not is_known:
+            wanted = f"codes of {format}" if format else "float32, bfloat16 or float16"
+            raise _error(op, name, f"expected {wanted}", str(dtype).removeprefix("torch."))
     if format is not None:
         block = formats.check_format(format, weights.block, torch.float8_e8m0fnu)
     given = ((weights.w13, weights.w13_scales), (weights.w2, weights.w2_scales))
@@ -128,6 +135,8 @@ def _parts(op: str, weights: ExpertWeights) -> list[_Part]:
         raise _error(op, "sizes", "expected (N, K) of w13 and w2", "none")
     else:
         sizes = [tuple(size) for size in weights.sizes]
+        if [len(size) for size in sizes] != [2, 2]:
+            raise _error(op, "sizes", "expected (N, K) of w13 and w2", weights.sizes)
     dims = 2 if weights.layout == "rows" else _LAYOUTS[weights.layout].DIMS
     if not dims <= weights.w13.dim() <= dims + 1:
         shape = list(weights.w13.shape)
@@ -190,7 +199,10 @@ def _replaced(weights: ExpertWeights, parts: list[_Part]) -> ExpertWeights:
 
 
 def _layout_for(op: str, weights: ExpertWeights, device) -> str:
-    kind = weights.w13.device.type if device is None else torch.device(device).type
+    try:
+        kind = weights.w13.device.type if device is None else torch.device(device).type
+    except RuntimeError:  # torch knows no such device
+        kind = device
     if kind == "meta" and device is None:
         raise _error(op, "device", "expected a device for meta tensors", "none")
     if kind not in _LAYOUT_OF_DEVICE:
