@@ -70,7 +70,7 @@ def where(kernel):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_every_architecture_has_every_kernel(backend):
+def test_every_architecture_has_every_kernel_br056(backend):
     facts, kernels = built(backend)
     architectures = {name for name in facts["architectures"] if not name.startswith("compute_")}
     assert {kernel.architecture for kernel in kernels} == architectures

@@ -29,7 +29,7 @@ def test_contraction_is_off():
 
 
 @pytest.mark.parametrize("backend", ["cuda", "hip"])
-def test_a_gpu_backend_says_what_was_built_or_why_it_was_not(backend):
+def test_a_gpu_backend_says_what_was_built_or_why_it_was_not_br053(backend):
     facts = dspark_ext.build_info()[backend]
     if facts["built"]:
         assert facts["reason"] is None

@@ -26,7 +26,7 @@ def run_python(code: str, **environment: str) -> subprocess.CompletedProcess:
     )
 
 
-def test_imports_with_all_gpus_hidden():
+def test_imports_with_all_gpus_hidden_br055():
     """BR-055."""
     code = "import dspark_ext; print(dspark_ext.build_info()['cpu']['active'])"
     result = run_python(code, CUDA_VISIBLE_DEVICES="")
@@ -34,7 +34,7 @@ def test_imports_with_all_gpus_hidden():
     assert result.stdout.strip() == dspark_ext.build_info()["cpu"]["active"]
 
 
-def test_import_does_not_initialise_cuda():
+def test_import_does_not_initialise_cuda_br055():
     code = "import dspark_ext, torch; dspark_ext.build_info(); print(torch.cuda.is_initialized())"
     assert run_python(code).stdout.strip() == "False"
 
@@ -62,7 +62,7 @@ def test_unknown_attribute_is_an_attribute_error():
 
 
 @pytest.mark.parametrize("version", ["1.13.1", "2.9.1+cu128"])
-def test_an_older_torch_is_refused_in_one_line(version):
+def test_an_older_torch_is_refused_in_one_line_br052(version):
     """BR-052."""
     with pytest.raises(ImportError, match=r"built for torch >= 2.10, found torch") as caught:
         _load.check_torch(version)
@@ -76,7 +76,7 @@ def test_a_newer_torch_is_accepted(version):
 
 
 @pytest.mark.parametrize("damage", ["absent", "garbage"])
-def test_a_compiled_part_that_does_not_load_is_named(tmp_path, damage):
+def test_a_compiled_part_that_does_not_load_is_named_br052(tmp_path, damage):
     """BR-052: never only a mangled name."""
     source = pathlib.Path(dspark_ext.__file__).parent
     shutil.copytree(source, tmp_path / "dspark_ext", ignore=shutil.ignore_patterns("*.so"))

@@ -69,7 +69,7 @@ def cmake():
     pytest.importorskip("cmake", reason="the CMake package is not in this environment")
 
 
-def test_missing_torch_stops_with_the_command(cmake, make_environment, repository, tmp_path):
+def test_missing_torch_stops_with_the_command_br054(cmake, make_environment, repository, tmp_path):
     """BR-054."""
     python = make_environment(torch=False)
     result = configure(repository, tmp_path, python, PYTHONPATH="", DSPARK_TORCH_DIR="")
@@ -104,7 +104,7 @@ def test_a_misspelt_choice_of_backend_stops(cmake, repository, tmp_path, backend
         ("HIP", ["-DDSPARK_HIP_ARCHITECTURES=gfx0"], "no HIP compiler|not found|for gfx0: "),
     ],
 )
-def test_a_backend_that_cannot_be_built_stops(
+def test_a_backend_that_cannot_be_built_stops_br060(
     cmake, repository, tmp_path, backend, options, message
 ):
     other = {"CUDA": "HIP", "HIP": "CUDA"}[backend]
@@ -116,7 +116,7 @@ def test_a_backend_that_cannot_be_built_stops(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["isolated", "no-isolation", "editable", "sdist"])
-def test_pip_installs(make_environment, repository, tmp_path, how):
+def test_pip_installs_br054(make_environment, repository, tmp_path, how):
     """BR-054: each way builds against the torch of the environment it installs into."""
     python = make_environment(torch=True)
     what = {"isolated": ["."], "no-isolation": ["--no-build-isolation", "."]}
