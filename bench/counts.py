@@ -26,16 +26,30 @@ LAUNCHES = {
     "target_probs": 3,
     "markov_sample": 1,  # a draft of every request; plus one before the first
     "confidence": 1,
-    "schedule": 3,
+    "schedule": 1,  # of up to 4096 drafts; else 5
     "pack": 1,
     "unpack": 1,
     "commit": 1,
     "route": 1,
-    "plan": 3,
+    "plan": 1,  # of few slots; else 2 (`plan_launches`)
     "permute": 1,
     "combine": 1,
-    "fused_moe": 6,
+    "fused_moe": 3,  # two products and the sum; and the plan
 }
+
+
+# csrc/ops/moe/workspace.h
+EXPERT_RANGE, BLOCK_SLOTS = 512, 8192
+
+
+def schedule_launches(batch: int, drafts: int) -> int:
+    """Of one call with an order to find: csrc/ops/verify/launch.cu."""
+    return LAUNCHES["schedule"] if batch * drafts <= 4096 else 5
+
+
+def plan_launches(slots: int, experts: int) -> int:
+    """Of one call: csrc/ops/moe/launch.cu."""
+    return LAUNCHES["plan"] if slots * -(-experts // EXPERT_RANGE) <= BLOCK_SLOTS else 2
 
 
 def rejection_rows(method: str, batch: int, drafts: int) -> float:

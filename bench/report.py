@@ -25,7 +25,10 @@ def load(paths) -> tuple[list[dict], list[str]]:
     """(results of the harness, names of other files)."""
     results, others = [], []
     for path in sorted(paths):
-        found = json.loads(path.read_text())
+        try:
+            found = json.loads(path.read_text())
+        except json.JSONDecodeError:  # lines of JSON
+            found = None
         if isinstance(found, dict) and {"facts", "rows", "growth"} <= found.keys():
             results.append({**found, "name": path.stem})
         else:

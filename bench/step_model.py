@@ -94,7 +94,7 @@ def confidence(batch: int, drafts: int = DRAFTS, width: int = 5120) -> Work:
 
 def schedule(batch: int, drafts: int = DRAFTS) -> Work:
     """schedule and pack."""
-    launches = counts.LAUNCHES["schedule"] + counts.LAUNCHES["pack"]
+    launches = counts.schedule_launches(batch, drafts) + counts.LAUNCHES["pack"]
     return Work(batch * (drafts + 1) * 60, 0, "fp32", launches)
 
 
@@ -108,7 +108,8 @@ def route(rows: int, experts: int, slots: int) -> Work:
 
 
 def plan(rows: int, experts: int, slots: int) -> Work:
-    return Work(24 * rows * slots + 16 * experts, 0, "fp32", counts.LAUNCHES["plan"])
+    launches = counts.plan_launches(rows * slots, experts)
+    return Work(24 * rows * slots + 16 * experts, 0, "fp32", launches)
 
 
 def fused_moe(rows: int, experts: int, slots: int, width: int, inner: int, format: str) -> Work:
@@ -119,7 +120,8 @@ def fused_moe(rows: int, experts: int, slots: int, width: int, inner: int, forma
     tile_rows = chosen * 16 * max(1.0, per_expert / 16 + 0.5 * (per_expert > 1))
     flops = 6 * max(rows * slots, tile_rows) * width * inner
     size += 2 * rows * slots * (2 * width + 2 * inner) + 4 * rows * width
-    return Work(size, flops, "bf16", counts.LAUNCHES["fused_moe"], format)
+    launches = counts.LAUNCHES["fused_moe"] + counts.plan_launches(rows * slots, experts)
+    return Work(size, flops, "bf16", launches, format)
 
 
 def linear(rows: float, weights: float, format: str = "bf16", launches: int = 1) -> Work:
@@ -165,7 +167,7 @@ def verification(rows: int, gpus: int = 8, model: Target | None = None) -> list[
     """A pass of the target, its weights spread evenly over `gpus`; what one of them does."""
     m = model or Target()
     layer = [
-        linear(rows, m.attention_weights / gpus, "fp8", m.launches_per_layer - 9),
+        linear(rows, m.attention_weights / gpus, "fp8", m.launches_per_layer - 7),
         fused_moe_share(rows, m, gpus),
         linear(rows, 3 * m.width * m.inner / gpus, "fp8", 3),
         Work(0, launches=0, collectives=2),

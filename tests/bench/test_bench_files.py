@@ -175,6 +175,7 @@ def test_a_run_writes_its_files_and_a_report_is_made_of_them(tmp_path, monkeypat
         monkeypatch.setattr(sys, "argv", [*arguments, *extra])
         harness.main("Confidences.", bench_confidence.make_cases, bench_confidence.GROWTHS)
     (tmp_path / "other.json").write_text('{"facts": {}}')
+    (tmp_path / "lines.json").write_text('{"facts": {}}\n{"case": 1}\n')
     out = tmp_path / "report"
     monkeypatch.setattr(
         sys, "argv", ["report", *map(str, tmp_path.glob("*.json")), "--out", str(out)]
@@ -183,7 +184,7 @@ def test_a_run_writes_its_files_and_a_report_is_made_of_them(tmp_path, monkeypat
     text = (out / "report.md").read_text()
     assert "| confidence bfloat16 B=2 K=5 d=2048 r=256 |" in text
     assert "| confidence bfloat16 B=64 d=2048 | K | 2 .. 3 |" in text
-    assert "Passed over: other.json." in text
+    assert "Passed over: lines.json, other.json." in text
     for name in report.PICTURES:
         assert f"]({name})" in text and (out / name).stat().st_size > 5000
 
