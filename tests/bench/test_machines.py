@@ -68,8 +68,14 @@ def test_the_committed_document_is_that_of_the_model():
 def test_the_check_compares_with_the_peaks_of_the_run():
     facts = {"copy_gb_per_s": 10, "read_gb_per_s": 20, "fp32_gflop_per_s": 100}
     facts |= {"bf16_gflop_per_s": 100, "call_us": 2, "threads": 1}
-    row = {"case": "pack B=2", "op": "pack", "sizes": {"B": 2}, "device": "cpu"}
-    row |= {"moved_bytes": 2_000_000, "cpu_us": 204.0}
-    rows = machines.check_rows([{"facts": facts, "rows": [row]}])
-    assert rows[0]["predicted"] == pytest.approx(102) and rows[0]["ratio"] == pytest.approx(0.5)
-    assert "| pack | 1 | 0.50 | 0.50 | 0.50 |" in machines.check_table(rows)
+    moving = {"case": "pack B=2", "op": "pack", "sizes": {"B": 2}, "device": "cpu"}
+    moving |= {"moved_bytes": 2_000_000, "cpu_us": 204.0}
+    sizes = {"M": 10, "in": 1000, "out": 1000}
+    computing = {"case": "linear", "op": "linear bf16", "sizes": sizes, "device": "cpu"}
+    computing |= {"moved_bytes": 0, "cpu_us": 101.0}
+    assumed = machines.Assumptions(compute_share=0.5)
+    rows = machines.check_rows([{"facts": facts, "rows": [moving, computing]}], assumed)
+    assert rows[0]["predicted"] == pytest.approx(102)
+    assert rows[0]["ratio"] == rows[0]["shared"] == pytest.approx(0.5)
+    assert rows[1]["ratio"] == pytest.approx(2) and rows[1]["shared"] == pytest.approx(402 / 101)
+    assert "| pack | 1 | 0.50 | 0.50 | 0.50 | 0.50 |" in machines.check_table(rows)
