@@ -13,6 +13,7 @@ import dataclasses
 import functools
 import itertools
 
+import counts
 import eager_sampling
 import harness
 import sampling_peers
@@ -107,14 +108,15 @@ def check(method: str):
     return compare
 
 
-def floor_bytes(batch: int, drafts: int, vocab: int, element: int) -> int:
-    """Each row's statistics need one read of it: B (K+1) target rows and B K draft rows."""
-    return batch * (2 * drafts + 1) * vocab * element
+def floor_bytes(method: str, batch: int, drafts: int, vocab: int, element: int) -> int:
+    """The rows whose statistics the rule needs, once."""
+    return int(batch * counts.judged_rows(method, drafts) * vocab * element)
 
 
 def moved_bytes(method: str, batch: int, drafts: int, vocab: int, element: int) -> int:
-    """As counted by the emulator: residual masses and the rows of the final draw besides."""
-    return int(harness.counts.rejection_rows(method, batch, drafts) * vocab * element)
+    """Residual masses and the rows of the final draw besides. Kernels of a GPU read all rows for
+    the token rule, too."""
+    return int(batch * counts.rejection_rows(method, drafts) * vocab * element)
 
 
 def rejection_case(
@@ -139,7 +141,7 @@ def rejection_case(
         baseline=beside.run if beside else eager(method),
         baseline_name=beside.name if beside else "eager torch",
         check=check(method),
-        floor_bytes=floor_bytes(batch, drafts, vocab, element),
+        floor_bytes=floor_bytes(method, batch, drafts, vocab, element),
         moved_bytes=moved_bytes(method, batch, drafts, vocab, element),
         devices=("cpu",) if beside else harness.ANYWHERE,
     )

@@ -15,9 +15,11 @@ WEIGHT_FLOPS = 2 * 13
 # section 7: two products, a difference, a comparison, an addition, over the weights of two rows
 RESIDUAL_FLOPS = 2 * 5
 
-# Rows of logits that rejection_sample reads per request beyond its 2K + 1, as counted by
-# tests/simt/sampling_traffic.py with three in four drafts accepted at K = 5
-EXTRA_ROWS = {"token": 2.1, "block": 3.2}
+# How often a draft stands in the inputs of bench_sampling.py: 2.2 of 5 are accepted.
+ACCEPTANCE = 0.74
+# Rows of logits that the block rule reads per request beyond its 2K + 1, as counted by
+# tests/simt/sampling_traffic.py with three in four drafts standing at K = 5
+EXTRA_ROWS = 3.2
 # Launches of one call on a GPU (tests/simt/test_launches.py counts them).
 LAUNCHES = {
     "rejection_sample": 4,
@@ -52,16 +54,29 @@ def plan_launches(slots: int, experts: int) -> int:
     return LAUNCHES["plan"] if slots * -(-experts // EXPERT_RANGE) <= BLOCK_SLOTS else 2
 
 
-def rejection_rows(method: str, batch: int, drafts: int) -> float:
-    """Rows of logits that are read, residuals included."""
-    return batch * (2 * drafts + 1 + EXTRA_ROWS[method] * min(1.0, drafts / 5))
+def judged_rows(method: str, drafts: int) -> float:
+    """Rows of logits per request whose statistics the rule needs: the block rule all of them, the
+    token rule those up to the first draft that is rejected, or all and the last one."""
+    if method == "block":
+        return 2 * drafts + 1
+    looked_at = sum(ACCEPTANCE**i for i in range(drafts))
+    return 2 * looked_at + ACCEPTANCE**drafts
+
+
+def rejection_rows(method: str, drafts: int) -> float:
+    """The same, with the rows that are read again for residuals."""
+    if method == "block":
+        again = EXTRA_ROWS * min(1.0, drafts / 5)
+    else:
+        again = 2 * (1 - ACCEPTANCE**drafts)
+    return judged_rows(method, drafts) + again
 
 
 def _sampling(method: str):
     def count(s: dict) -> tuple:
-        rows = rejection_rows(method, s["B"], s["K"])
-        plain = s["B"] * (2 * s["K"] + 1)
-        return s["V"] * (rows * WEIGHT_FLOPS + (rows - plain) / 2 * RESIDUAL_FLOPS), "fp32"
+        judged, rows = judged_rows(method, s["K"]), rejection_rows(method, s["K"])
+        work = rows * WEIGHT_FLOPS + (rows - judged) / 2 * RESIDUAL_FLOPS
+        return s["B"] * s["V"] * work, "fp32"
 
     return count
 
@@ -94,6 +109,8 @@ FLOPS = {
     "route": lambda s: (s["T"] * s["E"] * (2 * WEIGHT_FLOPS + 2 * s["k"]), "fp32"),
     "combine": lambda s: (2 * s["T"] * s["k"] * s["d"], "fp32"),
     "fused_moe": _experts,
+    # an exponential's worth, a division, a product
+    "silu_mul": lambda s: (s["N"] * s["d"] * (WEIGHT_FLOPS + 4), "fp32"),
     "linear bf16": _linear("bf16"),
     "linear fp32": _linear("fp32"),
     "attention": lambda s: (4 * s["B"] * s["R"] * s["L"] * s["h"] * s["D"], "fp32"),

@@ -71,7 +71,7 @@ def roofline(results: list[dict], path: pathlib.Path) -> str | None:
         axes.plot(x, y, dash, color="black", linewidth=1.2)
         axes.text(x[-1], peak * 1.08, f"{unit} {peak:,.0f} Gflop/s", ha="right", va="bottom")
     axes.text(
-        *(reach[0], reach[0] * bandwidth(facts) * 2),
+        *(reach[0], reach[0] * bandwidth(facts) * 2.8),
         f"memory {bandwidth(facts):,.0f} GB/s",
         va="bottom",
     )
@@ -159,7 +159,7 @@ def growth(results: list[dict], path: pathlib.Path) -> str | None:
         tilt = 45 if max(ticks) >= 1000 else 0
         axes.set_xticks(ticks, [f"{v:,}" for v in ticks], fontsize=7, rotation=tilt)
         axes.xaxis.set_minor_locator(ticker.NullLocator())
-        axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
         axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:,.6g}"))
         axes.yaxis.set_minor_locator(ticker.NullLocator())
         axes.tick_params(axis="y", labelsize=7)

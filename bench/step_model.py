@@ -68,10 +68,10 @@ def touched(experts: int, slots: int, rows: float) -> float:
 # ---- operators of this package ------------------------------------------------------------------
 
 
-def rejection_sample(batch: int, drafts: int = DRAFTS, vocab: int = VOCAB, element: int = 2,
-                     method: str = "block") -> Work:  # fmt: skip
-    flops, unit = counts.flops(f"rejection_sample {method}", {"B": batch, "K": drafts, "V": vocab})
-    size = counts.rejection_rows(method, batch, drafts) * vocab * element
+def rejection_sample(batch: int, drafts: int = DRAFTS, vocab: int = VOCAB) -> Work:
+    """The block rule on bfloat16 logits."""
+    flops, unit = counts.flops("rejection_sample block", {"B": batch, "K": drafts, "V": vocab})
+    size = batch * counts.rejection_rows("block", drafts) * vocab * 2
     return Work(size, flops, unit, counts.LAUNCHES["rejection_sample"])
 
 
