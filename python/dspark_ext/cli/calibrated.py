@@ -19,6 +19,7 @@ class CalibratedDrafter:
         """See `engine.Drafter.draft`."""
         draft = self._drafter.draft(batch, num_drafts, method)
         logits = torch.logit(draft.confidence)
-        temperatures = self._temperatures[:num_drafts].to(logits.device)
-        draft.confidence = calibrate(logits, temperatures)
+        if self._temperatures.device != logits.device:  # once: a graph captures no such copy
+            self._temperatures = self._temperatures.to(logits.device)
+        draft.confidence = calibrate(logits, self._temperatures[:num_drafts])
         return draft

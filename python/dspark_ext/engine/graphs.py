@@ -6,6 +6,7 @@ the same keys and values to the same place again and is cut off the results.
 """
 
 import bisect
+import logging
 from collections.abc import Callable, Sequence
 
 import torch
@@ -19,6 +20,8 @@ Pass = Callable[..., Tensors]
 # capture(run) -> (replay, outputs): records what `run()` launches
 Capture = Callable[[Callable[[], Tensors]], tuple[Callable[[], None], Tensors]]
 
+
+_log = logging.getLogger(__name__)
 
 SHORTEST = 256  # least length of context that passes are captured for
 
@@ -74,7 +77,8 @@ class GraphRunner:
     capture   see `Capture`
     results   where results are put; None = buffers of its own
 
-    Results are these buffers, cut to the rows: the next run overwrites them.
+    Results are these buffers, cut to the rows: the next run overwrites them. Where a capture fails,
+    the runner holds no rows from then on and logs `failure` once: passes run as they are.
     """
 
     def __init__(
@@ -88,6 +92,7 @@ class GraphRunner:
         self._results = ResultBuffers(max(sizes)) if results is None else results
         self.capture = capture
         self._graphs: dict[int, tuple[list[torch.Tensor], Callable[[], None], Tensors]] = {}
+        self.failure: Exception | None = None
         self.sizes = sorted(set(sizes))
 
     @property
@@ -101,7 +106,7 @@ class GraphRunner:
 
     def holds(self, rows: int) -> bool:
         """Whether so many rows run from a graph."""
-        return rows > 0 and self.size_for(rows) is not None
+        return rows > 0 and self.failure is None and self.size_for(rows) is not None
 
     def __call__(self, *inputs: torch.Tensor) -> Tensors:
         rows = len(inputs[0])
@@ -109,7 +114,17 @@ class GraphRunner:
             return self._function(*inputs)
         size = self.size_for(rows)
         if size not in self._graphs:
-            self._graphs[size] = self._record(size, inputs)
+            try:
+                self._graphs[size] = self._record(size, inputs)
+            except Exception as error:
+                self.failure = error
+                _log.warning(
+                    "dspark_ext.engine: a pass of %d rows could not be captured as a graph; these "
+                    "passes run without: %s",
+                    size,
+                    error,
+                )
+                return self._function(*inputs)
         buffers, replay, outputs = self._graphs[size]
         self._fill(buffers, inputs, rows)
         replay()
@@ -177,6 +192,7 @@ class TargetGraphs:
             len(batch.logit_rows) != len(batch.input_ids)
             or bounds is None
             or bounds.width > self._width
+            or bounds.length > self.lengths[-1]
         ):
             return self._target.forward(batch)
         runner = self._runner(bounds.length)
