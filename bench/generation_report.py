@@ -1,6 +1,13 @@
-"""Tables and plots of bench_generation.py."""
+"""Tables and plots of bench_generation.py.
 
+python bench/generation_report.py bench/results/generation.json docs/choosing.md
+
+puts the table of a run into that page.
+"""
+
+import json
 import pathlib
+import sys
 from collections.abc import Callable
 
 from generation_profile import PHASES
@@ -113,6 +120,40 @@ def markdown(facts: dict, rows: list[dict]) -> str:
     return "\n\n".join(out) + "\n"
 
 
+BEGIN, END = "<!-- from bench/results/generation.json -->", "<!-- end of the table -->"
+
+
+def summary(rows: list[dict]) -> str:
+    """One table of whole generations, greedy / sampled: what docs/choosing.md shows."""
+    whole = select(rows, kind="generation")
+    ways = distinct(whole, "way")[1:]
+    heads = ["at once", "plain, tokens/s", *ways, "plain, ms per token", "low_latency, ms"]
+    lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
+
+    def cell(load: int, way: str, write: Callable[[dict], str]) -> str:
+        return " / ".join(write(row) for row in select(whole, concurrency=load, way=way))
+
+    for load in distinct(whole, "concurrency"):
+        cells = [
+            str(load),
+            cell(load, "plain", lambda row: f"{row['tokens_per_second']:.0f}"),
+            *(cell(load, way, lambda row: f"{row['times_plain']:.2f}") for way in ways),
+            *(
+                cell(load, way, lambda row: f"{row['latency_p50_ms']:.0f}")
+                for way in ("plain", "low_latency")
+            ),
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def update_page(page: pathlib.Path, results: pathlib.Path) -> None:
+    """Replaces the table between BEGIN and END."""
+    _, *rows = map(json.loads, results.read_text().splitlines())
+    before, rest = page.read_text().split(BEGIN)
+    page.write_text(f"{before}{BEGIN}\n\n{summary(rows)}\n\n{END}{rest.split(END)[1]}")
+
+
 def plot(facts: dict, rows: list[dict], path: pathlib.Path) -> None:
     """Throughput and latency by load, and the phases of a step."""
     import matplotlib
@@ -185,3 +226,7 @@ def _phases(axes, rows: list[dict]) -> None:
     axes.set_xlim(0, 100)
     axes.set_xlabel("percent of the engine's time")
     axes.legend(fontsize=7, ncols=4, loc="lower center", bbox_to_anchor=(0.5, -0.3))
+
+
+if __name__ == "__main__":
+    update_page(pathlib.Path(sys.argv[2]), pathlib.Path(sys.argv[1]))

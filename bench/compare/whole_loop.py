@@ -28,6 +28,7 @@ import generation_pairs  # noqa: E402
 TEMPERATURES = (0.0, 0.8)
 REFERENCE = "transformers"
 MAX_LEN = 256
+SET_THREADS = torch.set_num_threads  # vLLM puts another function in its place, and its own number
 LOOKUP = 5  # drafts of prompt lookup
 EXIT_LAYER = 10
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
@@ -161,11 +162,12 @@ def contenders(models: Models) -> dict:
 # ---- measuring ----------------------------------------------------------------------------------
 
 
-def present(models: Models, skipped: dict[str, str]) -> dict:
+def present(models: Models, threads: int, skipped: dict[str, str]) -> dict:
     found = {}
     for name, make in contenders(models).items():
         try:
             call = make()
+            SET_THREADS(threads)
             call(models.prompts[0], 0.0, 0, 4)
         except ABSENT as error:
             if name.startswith("dspark_ext"):
@@ -177,17 +179,17 @@ def present(models: Models, skipped: dict[str, str]) -> dict:
     return found
 
 
-def measure(models: Models, prompts: int, tokens: int, skipped: dict[str, str]) -> list[dict]:
+def measure(models: Models, options, skipped: dict[str, str]) -> list[dict]:
     """A row per temperature and contender."""
-    calls = present(models, skipped)
+    calls = present(models, options.threads, skipped)
     rows = []
     for temperature in TEMPERATURES:
         seconds = dict.fromkeys(calls, 0.0)
         texts = {name: [] for name in calls}
-        for index, prompt in enumerate(models.prompts[:prompts]):
+        for index, prompt in enumerate(models.prompts[: options.prompts]):
             for name, call in calls.items():
                 start = time.process_time()
-                texts[name].append(call(prompt, temperature, index, tokens))
+                texts[name].append(call(prompt, temperature, index, options.tokens))
                 seconds[name] += time.process_time() - start
         for name in calls:
             emitted = sum(map(len, texts[name]))
@@ -242,7 +244,7 @@ def main(argv=None) -> None:
     parser.add_argument("--markdown", type=pathlib.Path, help="write header and table")
     parser.add_argument("--json", type=pathlib.Path, help="write header and rows as JSON lines")
     options = parser.parse_args(argv)
-    torch.set_num_threads(options.threads)
+    SET_THREADS(options.threads)
     if options.quick:
         options.prompts, options.tokens, options.weights = 2, 12, "fp32"
     facts = harness.header(harness.copy_bandwidth())
@@ -251,7 +253,7 @@ def main(argv=None) -> None:
     rows = []
     for weights in options.weights.split(","):
         models = Models(weights, options.quick)
-        rows += measure(models, options.prompts, options.tokens, skipped)
+        rows += measure(models, options, skipped)
     line = ", ".join(f"{key}: {value}" for key, value in facts.items())
     left_out = "\n".join(f"- skipped: {name}: {reason}" for name, reason in skipped.items())
     print(markdown(rows))

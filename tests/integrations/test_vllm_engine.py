@@ -106,15 +106,15 @@ def environment(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def serve(models, environment, tmp_path_factory):
-    """serve(plugin setting, speculative configuration, batches) -> the worker's results."""
+    """serve(plugin setting, speculative configuration, batches, model) -> the worker's results."""
     folder = tmp_path_factory.mktemp("runs")
     number = itertools.count()
 
-    def run(setting, speculative, batches):
+    def run(setting, speculative, batches, model=None):
         job, results = (folder / f"{next(number)}.json" for _ in range(2))
         if speculative is not None:
             speculative = {"num_speculative_tokens": 4, **speculative}
-        engine = {"model": str(models["folder"] / "target"), "speculative": speculative}
+        engine = {"model": str(model or models["folder"] / "target"), "speculative": speculative}
         job.write_text(json.dumps({**engine, "batches": batches}))
         process = subprocess.run(
             [PYTHON, str(HERE / "vllm_worker.py"), str(job), str(results)],
@@ -219,14 +219,14 @@ def test_a_seed_gives_the_same_tokens_alone_and_in_a_batch(by_ngram):
 
 
 @torch.no_grad()
-def law_of_continuations(first, later):
-    """P [256^LENGTH sparse] of LENGTH tokens: the first by one model, the later by another."""
+def law_of_continuations(first, later, prompt=LAW[0]["prompt"], temperature=TEMPERATURE):
+    """P [V^LENGTH sparse] of LENGTH tokens: the first by one model, the later by another."""
     law = {(): 1.0}
     for position in range(LENGTH):
         model = first if position == 0 else later
         prefixes = [*law]
-        ids = torch.tensor([[*PROMPTS[1].encode(), *prefix] for prefix in prefixes])
-        logits = model(ids).logits[:, -1] / TEMPERATURE
+        ids = torch.tensor([[*prompt, *prefix] for prefix in prefixes])
+        logits = model(ids).logits[:, -1] / temperature
         values, tokens = logits.topk(TOP_K)
         law = {
             (*prefix, int(token)): law[prefix] * float(p)
@@ -258,6 +258,65 @@ def test_the_law_test_would_see_the_drafters_law(models):
     other = law_of_continuations(models["target"], models["draft"])
     counts = [REQUESTS * other.get(continuation, 0.0) for continuation in law]
     assert chi_square_p(counts, list(law.values())) < FALSE_ALARM
+
+
+# ---- a language model ---------------------------------------------------------------------------
+
+QUESTIONS = [
+    "Write the word banana ten times.",
+    "Repeat three times: the quick brown fox jumps over the lazy dog.",
+    "Explain how a refrigerator keeps food cold.",
+]
+REPETITION = "red green blue red green blue red green"
+LANGUAGE_REQUESTS = 600
+
+
+@pytest.fixture(scope="module")
+def language(serve):
+    """SmolLM2-135M-Instruct of the demo's cache, and what vLLM makes of it in three ways."""
+    from dspark_ext.demo import smollm2
+
+    if not (smollm2.cache_dir() / "smollm2-135m-instruct" / "complete").exists():
+        pytest.skip("needs the demo's model: make demo fetches it")
+    path = smollm2.prepare()
+    model, tokenizer = smollm2.load()
+    prompt = tokenizer(REPETITION, add_special_tokens=False)["input_ids"]
+    greedy = [
+        {
+            "prompt": smollm2.encode_chat(tokenizer, question),
+            "params": {"temperature": 0.0, "max_tokens": 32, "ignore_eos": True},
+        }
+        for question in QUESTIONS
+    ]
+    sampled = [{"prompt": prompt, "params": LAW[0]["params"]}] * LANGUAGE_REQUESTS
+    block = {**NGRAM, "rejection_sample_method": "block"}
+    return {
+        "model": model,
+        "prompt": prompt,
+        "plain": serve("off", None, [greedy], path),
+        "theirs": serve("off", NGRAM, [greedy], path),
+        "ours": serve("config", block, [greedy, sampled], path),
+    }
+
+
+def test_a_language_models_greedy_text_is_that_of_plain_decoding(language):
+    plain, theirs, ours = (language[name] for name in ("plain", "theirs", "ours"))
+    assert (theirs["rule"], ours["rule"]) == (None, "block")
+    assert accepted(theirs) > 0 and accepted(ours) > 0
+    assert tokens(theirs["batches"][0]) == tokens(plain["batches"][0])
+    assert tokens(ours["batches"][0]) == tokens(plain["batches"][0])
+
+
+def test_a_language_models_sampled_text_follows_its_law(language):
+    model, prompt = language["model"], language["prompt"]
+    law = law_of_continuations(model, model, prompt)
+    assert_law(counts_of(language["ours"]["batches"][1], law), list(law.values()), "SmolLM2")
+    cooler = law_of_continuations(model, model, prompt, temperature=0.8)
+    counts = [LANGUAGE_REQUESTS * cooler.get(continuation, 0.0) for continuation in law]
+    assert chi_square_p(counts, list(law.values())) < FALSE_ALARM, "it would not see another law"
+
+
+# ---- without an engine --------------------------------------------------------------------------
 
 
 def test_the_v2_runners_sampler_is_served(environment):

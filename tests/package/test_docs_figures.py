@@ -1,6 +1,8 @@
 """Figures of docs/choosing.md are those of the tables they are taken from."""
 
+import json
 import re
+import sys
 
 import pytest
 from doc_examples import REPOSITORY
@@ -67,3 +69,28 @@ def test_the_table_of_schedules_is_that_of_the_simulation():
 def test_a_figure_stands_where_it_comes_from(page, theirs, ours):
     assert theirs in (REPOSITORY / page).read_text()
     assert re.sub(r"\s+", " ", ours) in re.sub(r"\s+", " ", PAGE)
+
+
+def test_the_table_of_presets_is_that_of_the_measurement():
+    sys.path.append(str(REPOSITORY / "bench"))
+    import generation_report as report
+
+    results = (REPOSITORY / "bench/results/generation.json").read_text().splitlines()
+    _, *found = map(json.loads, results)
+    shown = PAGE.split(report.BEGIN)[1].split(report.END)[0]
+    assert shown.strip() == report.summary(found)
+
+    def gains(way: str, loads: range) -> list[float]:
+        return [
+            row["times_plain"]
+            for row in report.select(found, kind="generation", way=way)
+            if row["concurrency"] in loads
+        ]
+
+    # what the text beside it says
+    for way in ("fixed 2", "quality", "low_latency", "high_throughput"):
+        assert min(gains(way, range(1, 3))) > 1, way
+    assert min(gains("high_throughput", range(1, 65))) > 0.9
+    assert max(gains("low_latency", range(4, 65))) < 1
+    assert max(gains("quality", range(8, 65))) < 0.62
+    assert max(gains("high_throughput", range(4, 65))) < 1.05
