@@ -1,6 +1,6 @@
 """Whole generation and single steps: plain decoding and DSpark, by load, temperature and preset.
 
-python bench/bench_generation.py [--json FILE] [--markdown FILE] [--plot FILE]
+python bench/bench_generation.py --json bench/results/generation.json
 python bench/bench_generation.py --quick       a tiny pair, seconds: shows that all works
 
 The demo's pair. Per load, all ways serve the same requests in turns (generation_runs.py); greedy
@@ -37,9 +37,14 @@ def arguments(argv=None) -> argparse.Namespace:
         choices=generation_runs.CLOCKS,
         help="what seconds are (default: processor with one thread, else wall)",
     )
-    for name in ("json", "markdown", "plot"):
-        parser.add_argument(f"--{name}", type=pathlib.Path, help="write this file")
+    parser.add_argument("--json", type=pathlib.Path, help="write header and rows as JSON lines")
+    for name, suffix in (("markdown", ".md"), ("plot", ".png")):
+        about = f"write the report (default: beside the numbers of --json, as {suffix})"
+        parser.add_argument(f"--{name}", type=pathlib.Path, help=about)
     options = parser.parse_args(argv)
+    if options.json:
+        options.markdown = options.markdown or options.json.with_suffix(".md")
+        options.plot = options.plot or options.json.with_suffix(".png")
     options.clock = options.clock or ("processor" if options.threads == 1 else "wall")
     default = "1,4" if options.quick else ",".join(map(str, CONCURRENCIES))
     options.concurrency = sorted({int(n) for n in (options.concurrency or default).split(",")})
