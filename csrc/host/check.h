@@ -72,7 +72,16 @@ struct Dim {
 };
 using Dims = std::initializer_list<Dim>;
 
-// Checks of one argument, to be chained:
+inline std::string shape_text(Dims dims) {
+    std::string text = "[";
+    for (const Dim& dim : dims) {
+        text += (text.size() == 1 ? "" : ", ") + std::string(dim.name);
+        if (dim.size != kAnySize) text += "=" + std::to_string(dim.size);
+    }
+    return text + "]";
+}
+
+// Checks of one argument, to be chained; texts are made only once a check has failed:
 //     Arg("sample", "seeds", seeds).on_cpu().dtype({ScalarType::Long}).shape({{"N",
 //     rows}}).dense();
 class Arg {
@@ -96,27 +105,21 @@ class Arg {
 
     const Arg& dtype(std::initializer_list<ScalarType> allowed) const {
         const ScalarType got = tensor_.scalar_type();
-        std::string expected;
         for (ScalarType candidate : allowed) {
             if (candidate == got) return *this;
+        }
+        std::string expected;
+        for (ScalarType candidate : allowed) {
             expected += std::string(expected.empty() ? "" : " or ") + dtype_name(candidate);
         }
         fail(op_, name_, "expected dtype " + expected + ", got " + dtype_name(got));
     }
 
     const Arg& shape(Dims expected) const {
-        bool same = tensor_.dim() == static_cast<int64_t>(expected.size());
-        std::string text = "[";
-        int64_t i = 0;
-        for (const Dim& dim : expected) {
-            text += std::string(i == 0 ? "" : ", ") + dim.name;
-            if (dim.size != kAnySize) {
-                text += "=" + std::to_string(dim.size);
-                same = same && tensor_.size(i) == dim.size;
-            }
-            ++i;
+        if (!has_shape(expected)) {
+            fail(op_, name_,
+                 "expected shape " + shape_text(expected) + ", got " + shape_text(tensor_));
         }
-        if (!same) fail(op_, name_, "expected shape " + text + "], got " + shape_text(tensor_));
         return *this;
     }
 
@@ -139,6 +142,17 @@ class Arg {
     }
 
   private:
+    bool has_shape(Dims expected) const {
+        const auto sizes = tensor_.sizes();
+        if (sizes.size() != expected.size()) return false;
+        const int64_t* size = sizes.data();
+        for (const Dim& dim : expected) {
+            if (dim.size != kAnySize && dim.size != *size) return false;
+            ++size;
+        }
+        return true;
+    }
+
     const char* op_;
     const char* name_;
     const Tensor& tensor_;

@@ -10,7 +10,7 @@ import importlib
 from ._load import __version__  # loads the compiled part, which the others need
 
 # isort: split
-from . import _fake, _missing  # noqa: F401
+from . import _fake, _missing, ranges  # noqa: F401
 from ._info import build_info, capabilities
 
 _missing.register()
@@ -27,6 +27,7 @@ _FAMILIES = (
     "linear",
     "metrics",
     "moe",
+    "ranges",
     "reference",
     "sampling",
     "verify",

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 import torch
 
+from . import _operators as _ops
+
 
 @dataclass(frozen=True)
 class AcceptanceReport:
@@ -100,7 +102,7 @@ class AcceptanceStats:
         """
         if request_ids is not None:
             request_ids = _as_int32(request_ids)
-        torch.ops.dspark_ext.accumulate_stats(
+        _ops.accumulate_stats(
             verify_lens, num_accepted, request_ids, self.verified, self.reached, self.histogram
         )
 

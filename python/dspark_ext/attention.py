@@ -1,6 +1,6 @@
 """Attention over a key/value cache for decoding on a CPU, one result per row whatever the batch."""
 
-import torch
+from . import _operators as _ops
 
 
 def attention(query, key_cache, value_cache, slots, key_start, key_end, scale):
@@ -41,6 +41,4 @@ def attention(query, key_cache, value_cache, slots, key_start, key_end, scale):
         RuntimeError: a shape, dtype, slot or range does not fit; the message names the argument.
             Ranges of padding rows are not looked at.
     """
-    return torch.ops.dspark_ext.attention(
-        query, key_cache, value_cache, slots, key_start, key_end, scale
-    )
+    return _ops.attention(query, key_cache, value_cache, slots, key_start, key_end, scale)

@@ -7,7 +7,7 @@ that name the argument.
 
 import torch
 
-_ops = torch.ops.dspark_ext
+from . import _operators as _ops
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 import torch
 
+from . import _operators as _ops
+
 __all__ = [
     "DraftOutput",
     "DraftStep",
@@ -122,14 +124,14 @@ def markov_sample(
     Source: DSpark paper section 3.1; DeepSpec markov_head.py.
     """
     op = "markov_sample"
-    _check_dim(op, "base_logits", base_logits, ["B", "K", "V_draft"])
-    _check_dim(op, "w1", w1, ["V", "r"])
+    _check_dim(op, "base_logits", base_logits, ("B", "K", "V_draft"))
+    _check_dim(op, "w1", w1, ("V", "r"))
     batch, device = base_logits.shape[0], base_logits.device
     if num_drafts is None:
         num_drafts = base_logits.shape[1]
     if vocab_size is None:
         vocab_size = base_logits.shape[2] if d2t is None else w1.shape[0]
-    token_ids, logits, prev_embed, *statistics = torch.ops.dspark_ext.markov_sample(
+    token_ids, logits, prev_embed, *statistics = _ops.markov_sample(
         base_logits,
         _as_integers(op, "anchor", anchor),
         w1,
@@ -192,10 +194,10 @@ def markov_logits(
     Source: DSpark paper section 3.1; DeepSpec markov_head.py.
     """
     op = "markov_logits"
-    _check_dim(op, "base_logits", base_logits, ["B", "V_draft"])
+    _check_dim(op, "base_logits", base_logits, ("B", "V_draft"))
     if hidden is not None:
-        _check_dim(op, "hidden", hidden, ["B", "d"])
-    logits, prev_embed, next_state = torch.ops.dspark_ext.markov_logits(
+        _check_dim(op, "hidden", hidden, ("B", "d"))
+    logits, prev_embed, next_state = _ops.markov_logits(
         base_logits.unsqueeze(1),
         _as_integers(op, "anchor", anchor),
         w1,
@@ -226,10 +228,12 @@ def row_statistics(logits: torch.Tensor, temperature: torch.Tensor | float) -> R
 
     Source: docs/numerics.md, sections 1 to 3.
     """
-    _check_dim("row_statistics", "logits", logits, ["N", "V"])
+    _check_dim("row_statistics", "logits", logits, ("N", "V"))
     heat = _per_request(temperature, logits.shape[0], logits.device)
-    statistics = torch.ops.dspark_ext.row_statistics(logits, heat)
-    return RowStatistics(_drawn_temperature(heat), *statistics)
+    statistics = _ops.row_statistics(logits, heat)
+    # On a CPU the operator has refused what would become NaN; what is left is the sign of a zero.
+    drawn = heat.abs() if heat.is_cpu else _drawn_temperature(heat)
+    return RowStatistics(drawn, *statistics)
 
 
 def draw_shard(
@@ -260,9 +264,9 @@ def draw_shard(
     Source: docs/numerics.md, section 6.
     """
     op = "draw_shard"
-    _check_dim(op, "logits", logits, ["N", "width"])
+    _check_dim(op, "logits", logits, ("N", "width"))
     rows, device = logits.shape[0], logits.device
-    return torch.ops.dspark_ext.draw_shard(
+    return _ops.draw_shard(
         logits,
         first_tile,
         statistics.tile_max,
@@ -300,13 +304,14 @@ def confidence(
 
     Source: DSpark paper section 3.2 and 5; DeepSpec confidence_head.py.
     """
-    if bias is not None and not isinstance(bias, torch.Tensor):
-        bias = torch.tensor([bias], dtype=torch.float32, device=hidden.device)
     if bias is not None:
-        bias = bias.reshape(-1)
+        if not isinstance(bias, torch.Tensor):
+            bias = torch.tensor([bias], dtype=torch.float32, device=hidden.device)
+        elif bias.dim() != 1:
+            bias = bias.reshape(-1)
     if weight.dim() == 2 and weight.shape[0] == 1:
         weight = weight[0]
-    return torch.ops.dspark_ext.confidence(
+    return _ops.confidence(
         hidden, prev_embed, weight, bias, _as_temperatures(temperatures, hidden.device)
     )
 
@@ -326,18 +331,23 @@ def calibrate(conf_logits: torch.Tensor, temperatures: torch.Tensor) -> torch.Te
     """
     if conf_logits.dim() == 0:
         raise RuntimeError("dspark_ext.calibrate: conf_logits: expected shape [..., K], got []")
-    rows = conf_logits.to(torch.float32).unsqueeze(0).flatten(0, -2)
-    result = torch.ops.dspark_ext.calibrate(rows, _as_temperatures(temperatures, rows.device))
+    rows = conf_logits if conf_logits.dtype == torch.float32 else conf_logits.to(torch.float32)
+    if rows.dim() == 2:
+        return _ops.calibrate(rows, _as_temperatures(temperatures, rows.device))
+    rows = rows.unsqueeze(0).flatten(0, -2)
+    result = _ops.calibrate(rows, _as_temperatures(temperatures, rows.device))
     return result.reshape(conf_logits.shape)
 
 
 def _as_temperatures(temperatures, device: torch.device) -> torch.Tensor | None:
     if temperatures is None:
         return None
+    if isinstance(temperatures, torch.Tensor) and temperatures.dtype == torch.float32:
+        return temperatures if temperatures.device == device else temperatures.to(device)
     return torch.as_tensor(temperatures, dtype=torch.float32, device=device)
 
 
-def _check_dim(op: str, name: str, tensor: torch.Tensor, dims: list[str]) -> None:
+def _check_dim(op: str, name: str, tensor: torch.Tensor, dims: tuple[str, ...]) -> None:
     if tensor.dim() != len(dims):
         raise RuntimeError(
             f"dspark_ext.{op}: {name}: expected shape [{', '.join(dims)}], got {list(tensor.shape)}"
@@ -347,6 +357,8 @@ def _check_dim(op: str, name: str, tensor: torch.Tensor, dims: list[str]) -> Non
 def _as_integers(op: str, name: str, tensor: torch.Tensor) -> torch.Tensor:
     """int64, from any integers; a fraction would be cut off silently."""
     dtype = tensor.dtype
+    if dtype == torch.int64:
+        return tensor
     if dtype.is_floating_point or dtype.is_complex or dtype == torch.bool:
         raise RuntimeError(
             f"dspark_ext.{op}: {name}: expected integers, got {str(dtype).removeprefix('torch.')}"
@@ -367,7 +379,7 @@ def _integer_per_request(op: str, name: str, value, batch: int, device) -> torch
 def _per_request(value, batch: int, device: torch.device) -> torch.Tensor:
     """A float32 tensor [B]; of a number, the same for every request."""
     if isinstance(value, torch.Tensor) and value.dim() > 0:
-        return value.to(torch.float32)
+        return value if value.dtype == torch.float32 else value.to(torch.float32)
     if isinstance(value, (int, float)):  # without a copy from the host
         return torch.full((batch,), value, dtype=torch.float32, device=device)
     return torch.as_tensor(value, dtype=torch.float32, device=device).expand(batch).contiguous()

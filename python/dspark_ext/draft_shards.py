@@ -30,6 +30,7 @@ from .draft import (
     markov_logits,
     row_statistics,
 )
+from .ranges import ranged
 
 __all__ = ["MarkovShards", "ShardedDraftOutput"]
 
@@ -162,6 +163,7 @@ class MarkovShards:
         in_place = len(columns) == self.width and _is_identity(columns)
         self._columns = None if in_place else columns
 
+    @ranged("dspark.MarkovShards.markov_sample")
     def markov_sample(
         self,
         base_logits: torch.Tensor,

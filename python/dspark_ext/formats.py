@@ -17,6 +17,8 @@ CPU and for kernels.
 import torch
 from torch import Tensor
 
+from . import _operators as _ops
+
 FORMATS = ("fp8_e4m3", "fp8_e4m3fnuz", "mxfp4")
 CODE_DTYPES = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e4m3fnuz": torch.float8_e4m3fnuz}
 LARGEST = {"fp8_e4m3": 448.0, "fp8_e4m3fnuz": 240.0, "mxfp4": 6.0}
@@ -50,7 +52,7 @@ def decode(codes: Tensor, format: str) -> Tensor:
     Raises:
         RuntimeError: wrong dtype, unknown format, a tensor that is not on the CPU.
     """
-    return torch.ops.dspark_ext.decode(code_bytes("decode", "codes", codes, format), format)
+    return _ops.decode(code_bytes("decode", "codes", codes, format), format)
 
 
 def encode(values: Tensor, format: str) -> Tensor:
@@ -70,7 +72,7 @@ def encode(values: Tensor, format: str) -> Tensor:
     Raises:
         RuntimeError: wrong dtype, unknown format, odd n for fp4, a tensor that is not on the CPU.
     """
-    return torch.ops.dspark_ext.encode(values, format)
+    return _ops.encode(values, format)
 
 
 def dequantize(
@@ -104,7 +106,7 @@ def dequantize(
     scale = code_bytes("dequantize", "scale", scale, "scale")
     codes = code_bytes("dequantize", "weight", weight, format)
     if weight.device.type in ("cpu", "meta"):
-        return torch.ops.dspark_ext.dequantize(codes, scale, format, list(block), dtype)
+        return _ops.dequantize(codes, scale, format, list(block), dtype)
     return _dequantize_elsewhere(codes, scale, format, block, dtype)
 
 
@@ -188,6 +190,8 @@ def as_bytes(codes: Tensor) -> Tensor:
 
 def code_bytes(op: str, name: str, codes: Tensor, format: str) -> Tensor:
     """`as_bytes` of codes in a dtype of the format; an unknown format is left to the operator."""
+    if codes.dtype == torch.uint8:
+        return codes
     allowed = (torch.uint8, *_CODE_DTYPES.get(format, (codes.dtype,)))
     if codes.dtype not in allowed:
         names = " or ".join(_dtype_name(dtype) for dtype in allowed)

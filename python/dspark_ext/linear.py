@@ -9,6 +9,8 @@ the same bits.
 import torch
 from torch import nn
 
+from . import _operators as _ops
+
 
 def pack_linear(weight):
     """Packs a weight for `linear`.
@@ -24,7 +26,7 @@ def pack_linear(weight):
     Raises:
         RuntimeError: `weight` is not two-dimensional, or neither float32 nor bfloat16.
     """
-    return torch.ops.dspark_ext.pack_linear(weight)
+    return _ops.pack_linear(weight)
 
 
 def linear(x, packed_weight, bias, out_features):
@@ -51,7 +53,7 @@ def linear(x, packed_weight, bias, out_features):
     Raises:
         RuntimeError: a shape or dtype does not fit; the message names the argument.
     """
-    return torch.ops.dspark_ext.linear(x, packed_weight, bias, out_features)
+    return _ops.linear(x, packed_weight, bias, out_features)
 
 
 class PackedLinear(nn.Module):

@@ -26,10 +26,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from . import _operators as _ops
+
 if TYPE_CHECKING:
     from .draft import RowStatistics
 
-_ops = torch.ops.dspark_ext
 _MOST_RATES = 1 << 20  # of synthetic acceptance
 
 # Status bits of `rejection_sample`.
@@ -67,18 +68,19 @@ class BlockAcceptance(NamedTuple):
     accept_prob: Tensor  # [B, K] float64: accept_i; the largest i with u_i < accept_i is the length
 
 
-def _expand(value, size: int, dtype: torch.dtype, like: Tensor) -> Tensor | None:
-    """A number or tensor as a dense [size] tensor of `dtype`; the op checks the shape.
+def _expand(value, rows: Tensor, dtype: torch.dtype, like: Tensor) -> Tensor | None:
+    """A number or tensor as a dense tensor of `dtype`, one entry per row of `rows`; the op checks
+    the shape.
 
     Fractions are not cut to integers: such a tensor goes on as it is, for the op to refuse.
     """
     if value is None:
         return None
     if isinstance(value, Tensor):
-        if dtype.is_floating_point or not value.is_floating_point():
+        if value.dtype != dtype and (dtype.is_floating_point or not value.is_floating_point()):
             value = value.to(dtype)
-        return value.expand(size).contiguous() if value.dim() == 0 else value
-    return torch.full((size,), value, dtype=dtype, device=like.device)
+        return value if value.dim() else value.expand(rows.shape[0]).contiguous()
+    return torch.full((rows.shape[0],), value, dtype=dtype, device=like.device)
 
 
 def rejection_sample(
@@ -152,26 +154,21 @@ def rejection_sample(
         ... ).token_ids
         tensor([[2, 2]])
     """
-    batch = draft_token_ids.shape[0]
-    logits = target_logits
-
-    def per_request(value, dtype):
-        return _expand(value, batch, dtype, logits)
-
+    ids, logits = draft_token_ids, target_logits
     arguments = (
-        target_logits,
-        draft_token_ids,
+        logits,
+        ids,
         draft_logits,
         draft_probs,
         query_start_loc,
         method,
-        per_request(temperature, torch.float32),
-        per_request(draft_temperature, torch.float32),
-        per_request(top_k, torch.int64),
-        per_request(top_p, torch.float32),
-        per_request(min_p, torch.float32),
-        per_request(seeds, torch.int64),
-        per_request(positions, torch.int64),
+        _expand(temperature, ids, torch.float32, logits),
+        _expand(draft_temperature, ids, torch.float32, logits),
+        _expand(top_k, ids, torch.int64, logits),
+        _expand(top_p, ids, torch.float32, logits),
+        _expand(min_p, ids, torch.float32, logits),
+        _expand(seeds, ids, torch.int64, logits),
+        _expand(positions, ids, torch.int64, logits),
         synthetic_acceptance_rates,
         uniforms,
         [] if draft_statistics is None else list(draft_statistics),
@@ -179,8 +176,11 @@ def rejection_sample(
     if out is not None:
         _ops.rejection_sample.out(*arguments, **out._asdict())
         return out
-    result = RejectionOutput(*_ops.rejection_sample(*arguments, return_logprobs))
-    return result if return_logprobs else result._replace(logprobs=None)
+    token_ids, accepted, emitted, last_token, status, logprobs = _ops.rejection_sample(
+        *arguments, return_logprobs
+    )
+    logprobs = logprobs if return_logprobs else None
+    return RejectionOutput(token_ids, accepted, emitted, last_token, status, logprobs)
 
 
 def target_probs(
@@ -203,13 +203,12 @@ def target_probs(
         >>> target_probs(torch.tensor([[0.0, 0.0, -1.0]]), top_k=2)
         tensor([[0.5000, 0.5000, 0.0000]])
     """
-    rows = logits.shape[0]
     arguments = (
         logits,
-        _expand(temperature, rows, torch.float32, logits),
-        _expand(top_k, rows, torch.int64, logits),
-        _expand(top_p, rows, torch.float32, logits),
-        _expand(min_p, rows, torch.float32, logits),
+        _expand(temperature, logits, torch.float32, logits),
+        _expand(top_k, logits, torch.int64, logits),
+        _expand(top_p, logits, torch.float32, logits),
+        _expand(min_p, logits, torch.float32, logits),
     )
     if out is None:
         return _ops.target_probs(*arguments)
@@ -247,18 +246,17 @@ def sample(
         >>> sample(torch.tensor([[0.0, 3.0]]), temperature=0.0, seeds=1, positions=0)
         SampleOutput(ids=tensor([1]), logprobs=tensor([0.]))
     """
-    rows = logits.shape[0]
     arguments = (
         logits,
-        _expand(temperature, rows, torch.float32, logits),
-        _expand(top_k, rows, torch.int64, logits),
-        _expand(top_p, rows, torch.float32, logits),
-        _expand(min_p, rows, torch.float32, logits),
-        _expand(seeds, rows, torch.int64, logits),
-        _expand(positions, rows, torch.int64, logits),
+        _expand(temperature, logits, torch.float32, logits),
+        _expand(top_k, logits, torch.int64, logits),
+        _expand(top_p, logits, torch.float32, logits),
+        _expand(min_p, logits, torch.float32, logits),
+        _expand(seeds, logits, torch.int64, logits),
+        _expand(positions, logits, torch.int64, logits),
         stream,
         uniforms,
-        _expand(slots, rows, torch.int64, logits),
+        _expand(slots, logits, torch.int64, logits),
     )
     if out is None:
         return SampleOutput(*_ops.sample(*arguments))
@@ -292,23 +290,19 @@ def block_acceptance(
         ... ).accept_prob
         tensor([[1.0000, 0.4000]], dtype=torch.float64)
     """
-    batch = draft_token_ids.shape[0]
-
-    def per_request(value, dtype):
-        return _expand(value, batch, dtype, target_logits)
-
+    ids, logits = draft_token_ids, target_logits
     return BlockAcceptance(
         *_ops.block_acceptance(
-            target_logits,
-            draft_token_ids,
+            logits,
+            ids,
             draft_logits,
             draft_probs,
             query_start_loc,
-            per_request(temperature, torch.float32),
-            per_request(draft_temperature, torch.float32),
-            per_request(top_k, torch.int64),
-            per_request(top_p, torch.float32),
-            per_request(min_p, torch.float32),
+            _expand(temperature, ids, torch.float32, logits),
+            _expand(draft_temperature, ids, torch.float32, logits),
+            _expand(top_k, ids, torch.int64, logits),
+            _expand(top_p, ids, torch.float32, logits),
+            _expand(min_p, ids, torch.float32, logits),
         )
     )
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import torch
 
+from . import _operators as _ops
 from .cost_table import CostTable
 
 _MODES = ("early_stop", "budget", "lagged", "uniform", "threshold", "fixed")
@@ -101,11 +102,9 @@ def schedule(
     """
     _check_mode(mode, confidence, budget, threshold, lagged_confidence)
     if confidence is None:
-        for name, value in (("capacity", capacity), ("num_drafts", num_drafts)):
-            if value is None:
-                raise RuntimeError(
-                    f"dspark_ext.schedule: {name}: needed without confidence, got None"
-                )
+        if capacity is None or num_drafts is None:
+            name = "capacity" if capacity is None else "num_drafts"
+            raise RuntimeError(f"dspark_ext.schedule: {name}: needed without confidence, got None")
     elif confidence.dim() != 2:
         raise RuntimeError(
             f"dspark_ext.schedule: confidence: expected shape [B, K], got {list(confidence.shape)}"
@@ -116,7 +115,7 @@ def schedule(
         )
     device = None if confidence is None else confidence.device
     if capacity is not None:
-        capacity = torch.as_tensor(capacity, dtype=torch.int32, device=device)
+        capacity = _as_capacity(capacity, device)
     if confidence is None:
         device = capacity.device
     if isinstance(cost, CostTable):
@@ -124,7 +123,7 @@ def schedule(
     if num_drafts is None:
         num_drafts = confidence.shape[1]
     return Schedule(
-        *torch.ops.dspark_ext.schedule(
+        *_ops.schedule(
             confidence,
             mode,
             capacity,
@@ -139,6 +138,12 @@ def schedule(
             num_other_rows,
         )
     )
+
+
+def _as_capacity(capacity, device: torch.device | None) -> torch.Tensor:
+    if isinstance(capacity, torch.Tensor) and capacity.dtype == torch.int32:
+        return capacity if device is None or capacity.device == device else capacity.to(device)
+    return torch.as_tensor(capacity, dtype=torch.int32, device=device)
 
 
 def _check_mode(mode, confidence, budget, threshold, lagged_confidence) -> None:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 
+from . import _operators as _ops
 from .acceptance_estimator import AcceptanceEstimator
 from .acceptance_stats import AcceptanceReport, AcceptanceStats
 from .calibration import calibrate, fit_sts
@@ -113,19 +114,21 @@ def pack(
     a block (beyond the table, or a negative entry). On a GPU rows that do not fit are left out and
     such a position gets slot -1.
     """
-    if block_table is not None and block_size is None:
-        raise ValueError("dspark_ext.pack: block_size: expected an int with block_table, got None")
     if block_table is not None:
+        if block_size is None:
+            raise ValueError(
+                "dspark_ext.pack: block_size: expected an int with block_table, got None"
+            )
         block_table = block_table.to(torch.int32)
     if rows_per_request is not None and rows_per_request < 1:
         raise ValueError(
             f"dspark_ext.pack: rows_per_request: expected at least 1, got {rows_per_request}"
         )
     rows_per_request = rows_per_request or 0
-    *rows, sample_rows = torch.ops.dspark_ext.pack(
-        anchor.to(torch.int64),
-        draft_token_ids.to(torch.int64),
-        seq_lens.to(torch.int64),
+    *rows, sample_rows = _ops.pack(
+        _as_int64(anchor),
+        _as_int64(draft_token_ids),
+        _as_int64(seq_lens),
         schedule.verify_lens,
         schedule.query_start_loc,
         max_rows,
@@ -157,7 +160,7 @@ def unpack(rows: torch.Tensor, batch: VerifyBatch, fill: float = 0.0) -> torch.T
         raise ValueError(
             f"dspark_ext.unpack: rows: expected [{max_rows}, ...], got {list(rows.shape)}"
         )
-    return torch.ops.dspark_ext.unpack(
+    return _ops.unpack(
         rows,
         rows.new_full((), fill),
         batch.query_start_loc,
@@ -179,15 +182,19 @@ def commit(output, batch: VerifyBatch, seq_lens: torch.Tensor) -> Commit:
     has rows; on a GPU that counts as all of them.
     """
     return Commit(
-        *torch.ops.dspark_ext.commit(
+        *_ops.commit(
             output.num_emitted,
             output.last_token,
-            seq_lens.to(torch.int64),
+            _as_int64(seq_lens),
             batch.query_start_loc,
             batch.input_ids.shape[0],
             batch.rows_per_request,
         )
     )
+
+
+def _as_int64(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if tensor.dtype == torch.int64 else tensor.to(torch.int64)
 
 
 def cudagraph_sizes(max_batch: int, num_drafts: int) -> list[int]:

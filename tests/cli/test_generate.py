@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from dspark_ext import ranges
 from dspark_ext.demo import tiny
 
 PROMPT = tiny.PROMPTS[0]
@@ -91,3 +92,27 @@ def test_bench_shows_both_rates(command, tiny_pair_arguments):
     assert rows[0]["speedup"]["tokens_per_pass"] == rows[1]["speedup"]["tokens_per_pass"]
     status, out, _ = command(*words[:-1], "--concurrency", "2", *tiny_pair_arguments)
     assert status == 0 and "identical" in out and "per pass" in out
+
+
+def test_a_trace_has_the_phases_and_the_operators(command, tiny_pair_arguments, tmp_path):
+    trace = tmp_path / "trace.json"
+    common = ["generate", PROMPT, "--raw", "--max-new-tokens", 12, *tiny_pair_arguments]
+    status, _, log = command(*common, "--trace", trace)
+    assert status == 0 and "Wrote" in log
+    events = json.loads(trace.read_text())["traceEvents"]
+    names = [event.get("name") for event in events]
+    steps = names.count("dspark.step")
+    assert steps > 1
+    for phase in ("prefill", "draft", "schedule", "verify", "rejection", "read", "commit", "text"):
+        assert names.count(f"dspark.{phase}") == steps and phase in log
+    assert "dspark.admission" in names
+    assert names.count("dspark_ext::rejection_sample") == steps == names.count("dspark_ext::pack")
+    assert not ranges.enabled()
+
+
+def test_a_trace_that_cannot_be_written_is_told_before_the_run(command, tiny_pair_arguments):
+    status, out, log = command(
+        *("generate", PROMPT, "--raw", "--trace", "/no/such/folder/trace.json"),
+        *tiny_pair_arguments,
+    )
+    assert status != 0 and out == "" and "--trace" in log

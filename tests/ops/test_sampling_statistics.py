@@ -88,3 +88,12 @@ def test_opcheck():
     given["method"] = "block"
     arguments = [*(given.get(name) for name in names), list(block.statistics), True]
     torch.library.opcheck(torch.ops.dspark_ext.rejection_sample.default, arguments)
+
+
+def test_no_requests_have_statistics_of_none():
+    block, given = drafted()
+    none = {key: value[:0] for key, value in given.items() if torch.is_tensor(value)}
+    none["query_start_loc"] = torch.zeros(1, dtype=given["query_start_loc"].dtype)
+    statistics = type(block.statistics)(*(each[:0] for each in block.statistics))
+    found = sampling.rejection_sample(**{**given, **none}, draft_statistics=statistics)
+    assert found.token_ids.shape == (0, given["draft_token_ids"].shape[1] + 1)

@@ -3,11 +3,12 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
+#include <cstring>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "host/check.h"
+#include "host/tensor.h"
 #include "ops/attention/cpu.h"
 
 namespace dspark {
@@ -115,11 +116,12 @@ Tensor attention(const Tensor& query, const Tensor& key_cache, const Tensor& val
                  const Tensor& slots, const Tensor& key_start, const Tensor& key_end,
                  double scale) {
     check_shapes(query, key_cache, value_cache, slots, key_start, key_end);
-    const Tensor dense_query = torch::stable::contiguous(query);
-    const Tensor dense_slots = torch::stable::contiguous(slots);
-    const Tensor dense_start = torch::stable::contiguous(key_start);
-    const Tensor dense_end = torch::stable::contiguous(key_end);
-    Tensor out = torch::stable::new_zeros(dense_query, dense_query.sizes());
+    const Tensor dense_query = host::dense(query);
+    const Tensor dense_slots = host::dense(slots);
+    const Tensor dense_start = host::dense(key_start);
+    const Tensor dense_end = host::dense(key_end);
+    Tensor out = host::new_tensor(dense_query, dense_query.sizes(), ScalarType::Float);
+    std::memset(out.mutable_data_ptr(), 0, static_cast<size_t>(out.numel()) * sizeof(float));
 
     AttentionArgs args{};
     args.query = dense_query.const_data_ptr<float>();

@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "backends/cpu/isa.h"
+#include "host/tensor.h"
 #include "ops/decoder/args.h"
 
 DSPARK_CPU_DECLARE(void rms_norm_rows(const RmsNormArgs&, int64_t, int64_t))
@@ -56,7 +57,7 @@ Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
     STD_TORCH_CHECK(x.dim() >= 1 && x.size(x.dim() - 1) == width,
                     "dspark_ext.rms_norm: x: expected last dimension ", width, ", got ",
                     x.dim() >= 1 ? x.size(x.dim() - 1) : 0);
-    Tensor out = torch::stable::empty_like(x);
+    Tensor out = host::new_tensor(x, x.sizes(), ScalarType::Float);
     const RmsNormArgs args{x.const_data_ptr<float>(), weight.const_data_ptr<float>(),
                            out.mutable_data_ptr<float>(), width, static_cast<float>(eps)};
     for_rows(width == 0 ? 0 : x.numel() / width, width, [&](int64_t begin, int64_t end) {
@@ -72,7 +73,7 @@ Tensor silu_mul(const Tensor& gate_up) {
                     gate_up.size(1));
     const int64_t rows = gate_up.size(0);
     const int64_t width = gate_up.size(1) / 2;
-    Tensor out = torch::stable::new_empty(gate_up, {rows, width});
+    Tensor out = host::new_tensor(gate_up, {rows, width}, ScalarType::Float);
     const SiluMulArgs args{gate_up.const_data_ptr<float>(), out.mutable_data_ptr<float>(), width};
     for_rows(rows, width, [&](int64_t begin, int64_t end) {
         DSPARK_CPU_DISPATCH(silu_mul_rows, args, begin, end);
@@ -100,7 +101,7 @@ Tensor routed_silu_mul(const Tensor& gate_up, const Tensor& router_logits,
         expert_size >= 0 && gate_up.size(1) % 2 == 0 && expert_size <= width / num_experts,
         "dspark_ext.routed_silu_mul: gate_up: expected 2 * (", num_experts, " * ", expert_size,
         " + shared) columns, got ", gate_up.size(1));
-    Tensor out = torch::stable::new_empty(gate_up, {rows, width});
+    Tensor out = host::new_tensor(gate_up, {rows, width}, ScalarType::Float);
     const RoutedSiluMulArgs args{gate_up.const_data_ptr<float>(),
                                  router_logits.const_data_ptr<float>(),
                                  router_bias.const_data_ptr<float>(),
@@ -188,7 +189,7 @@ Tensor rope_store(const Tensor& qkv, const Tensor& cos, const Tensor& sin, const
                 key_cache.size(0));
     args.query_norm = norm_weight(query_norm, args.head_dim, "query_norm");
     args.key_norm = norm_weight(key_norm, args.head_dim, "key_norm");
-    Tensor query = torch::stable::new_empty(qkv, {rows, num_heads, args.head_dim});
+    Tensor query = host::new_tensor(qkv, {rows, num_heads, args.head_dim}, ScalarType::Float);
     args.qkv = qkv.const_data_ptr<float>();
     args.cos = cos.const_data_ptr<float>();
     args.sin = sin.const_data_ptr<float>();

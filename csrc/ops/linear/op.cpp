@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "host/check.h"
+#include "host/tensor.h"
 #include "ops/linear/cpu.h"
 
 namespace dspark {
@@ -26,14 +26,14 @@ Tensor pack_linear(const Tensor& weight) {
         .on_cpu()
         .dtype({ScalarType::Float, ScalarType::BFloat16})
         .shape({{"out_features"}, {"in_features"}});
-    const Tensor source = torch::stable::contiguous(weight);
+    const Tensor source = host::dense(weight);
     PackLinearArgs args{};
     args.out_features = source.size(0);
     args.in_features = source.size(1);
     args.is_bf16 = source.scalar_type() == ScalarType::BFloat16;
     const int64_t panels = (args.out_features + kLinearPanelOutputs - 1) / kLinearPanelOutputs;
     const int64_t shape[] = {panels, args.in_features, kLinearPanelOutputs};
-    Tensor packed = torch::stable::new_empty(source, shape);
+    Tensor packed = host::new_tensor(source, shape, source.scalar_type());
     args.weight = source.const_data_ptr();
     args.packed = packed.mutable_data_ptr();
     torch::stable::parallel_for(0, panels, 16, [&](int64_t begin, int64_t end) {
@@ -88,12 +88,12 @@ std::unique_ptr<uint32_t[]> pair_rows(const uint16_t* x, int64_t num_rows, int64
 Tensor linear(const Tensor& x, const Tensor& packed_weight, const std::optional<Tensor>& bias,
               int64_t out_features) {
     check_linear(x, packed_weight, bias, out_features);
-    const Tensor packed = torch::stable::contiguous(packed_weight);
+    const Tensor packed = host::dense(packed_weight);
     std::optional<Tensor> flat_bias;
-    if (bias) flat_bias = torch::stable::contiguous(*bias);
+    if (bias) flat_bias = host::dense(*bias);
     std::vector<int64_t> shape(x.sizes().begin(), x.sizes().end());
     shape.back() = out_features;
-    Tensor out = torch::stable::new_empty(x, shape, ScalarType::Float);
+    Tensor out = host::new_tensor(x, shape, ScalarType::Float);
 
     LinearArgs args{};
     args.num_rows = 1;
@@ -101,9 +101,9 @@ Tensor linear(const Tensor& x, const Tensor& packed_weight, const std::optional<
     const bool all_bf16 =
         x.scalar_type() == ScalarType::BFloat16 && packed.scalar_type() == ScalarType::BFloat16;
     const bool use_dots = all_bf16 && cpu::has_bf16_dots();
-    const Tensor rows = torch::stable::contiguous(use_dots || x.scalar_type() == ScalarType::Float
-                                                      ? x
-                                                      : torch::stable::to(x, ScalarType::Float));
+    const Tensor rows = host::dense(use_dots || x.scalar_type() == ScalarType::Float
+                                        ? x
+                                        : torch::stable::to(x, ScalarType::Float));
     std::unique_ptr<uint32_t[]> pairs;
     if (use_dots) {
         pairs = pair_rows(static_cast<const uint16_t*>(rows.const_data_ptr()), args.num_rows,

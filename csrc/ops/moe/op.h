@@ -20,8 +20,7 @@ struct Operators {
     using Plan = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
     template <class T>
-    static Tensor output(const Tensor& like, const std::vector<int64_t>& shape, ScalarType dtype,
-                         Global<T>& data) {
+    static Tensor output(const Tensor& like, host::Shape shape, ScalarType dtype, Global<T>& data) {
         Tensor tensor = new_tensor(like, shape, dtype);
         data = static_cast<T*>(tensor.mutable_data_ptr());
         return tensor;

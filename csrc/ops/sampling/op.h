@@ -151,7 +151,7 @@ struct Operators {
         Arg("rejection_sample", "draft_token_ids", draft_token_ids).shape({{"B"}, {"K"}});
         const int64_t batch = draft_token_ids.size(0);
         const int64_t emitted = draft_token_ids.size(1) + 1;
-        const auto make = [&](const std::vector<int64_t>& shape, ScalarType dtype) {
+        const auto make = [&](host::Shape shape, ScalarType dtype) {
             return host::new_tensor(target_logits, shape, dtype);
         };
         Tensor token_ids = make({batch, emitted}, ScalarType::Long);

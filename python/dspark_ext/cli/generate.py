@@ -5,7 +5,7 @@ Without prompts it answers three built-in ones with and without DSpark and shows
 
 import json
 
-from . import models, plots, prompts, sampling
+from . import models, plots, prompts, sampling, tracing
 from .errors import told_of
 
 
@@ -20,6 +20,7 @@ def add_arguments(parser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object a line per answer")
     parser.add_argument("--report", metavar="FILE", help="write the numbers as JSON")
     plots.add_argument(parser)
+    tracing.add_argument(parser)
 
 
 def run(options) -> int:
@@ -39,7 +40,8 @@ def run(options) -> int:
     params = sampling.read_all(options, served, asked)
     encoded = prompts.encode(asked, served, options.raw)
     labels = [prompt.label for prompt in asked]
-    collector, generation = _answer(options, served, (encoded, params, labels), plain, out, log)
+    with tracing.recorded(options.trace, log):
+        collector, generation = _answer(options, served, (encoded, params, labels), plain, out, log)
     numbers = report(generation, labels) | {"models": served.facts}
     if options.compare and not plain:
         numbers["speedup"] = _compare(served, encoded, params, log)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from ..ranges import ranged
 from .request import Request
 from .stats import GenerationStats, RequestOutput, StepEvent, request_output, token_latencies
 from .step import StepResult, run_step
@@ -101,6 +102,7 @@ class Session:
         for request in [*self._running, *(entry[2] for entry in self._waiting)]:
             self.cancel(request)
 
+    @ranged("dspark.admission")
     def _admit(self) -> bool:
         """Let in what fits. False if a request waits for room."""
         while self._waiting:
@@ -135,6 +137,7 @@ class Session:
             return None
         return slots.take(request.prompt_length + request.limit)
 
+    @ranged("dspark.text")
     def _emit(self, result: StepResult, start: float) -> list[StepEvent]:
         stats = self.stats
         stats.steps += 1

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from .. import sampling, verify
+from ..ranges import range as profiled
+from ..ranges import ranged
 from .drafter import DraftBatch
 from .drafting import Proposal, nothing, propose
 from .planning import plan
@@ -45,6 +47,7 @@ class StepResult:
         return [len(token_ids) - 1 for token_ids in self.token_ids]
 
 
+@ranged("dspark.step")
 @torch.inference_mode()
 def run_step(engine: DSparkEngine, running: list[Request]) -> StepResult:
     """The anchors and chosen drafts of ready requests, and some prompt tokens of the others.
@@ -79,21 +82,23 @@ def run_step(engine: DSparkEngine, running: list[Request]) -> StepResult:
     )
     drafted = time.perf_counter()
 
-    output = engine.run_target(target_batch)
+    with profiled("dspark.verify"):
+        output = engine.run_target(target_batch)
     verified = time.perf_counter()
 
     logits = _mask_stop_tokens(output.logits, ready, packed, device)
-    result = sampling.rejection_sample(
-        logits,
-        draft.token_ids,
-        draft.logits,
-        query_start_loc=chosen.query_start_loc,
-        method=engine.config.rejection_sample_method,
-        positions=seq_lens + 1,
-        draft_statistics=draft.statistics,
-        synthetic_acceptance_rates=engine.synthetic_rates(draft.token_ids.shape[1]),
-        **law.arguments(),
-    )
+    with profiled("dspark.rejection"):
+        result = sampling.rejection_sample(
+            logits,
+            draft.token_ids,
+            draft.logits,
+            query_start_loc=chosen.query_start_loc,
+            method=engine.config.rejection_sample_method,
+            positions=seq_lens + 1,
+            draft_statistics=draft.statistics,
+            synthetic_acceptance_rates=engine.synthetic_rates(draft.token_ids.shape[1]),
+            **law.arguments(),
+        )
     logprobs = _logprobs(logits, ready, law, chosen, result)
     token_ids, num_verified, confidences = _read(result, chosen, draft.confidence)
     sampled = time.perf_counter()
@@ -117,6 +122,7 @@ def run_step(engine: DSparkEngine, running: list[Request]) -> StepResult:
     )
 
 
+@ranged("dspark.prefill")
 def _take_prefill(running: list[Request], budget: int, device) -> tuple[TargetBatch, list[Request]]:
     """Prompt tokens for this pass, in the order of admission, their bookkeeping, and whose each row
     is."""
@@ -141,6 +147,7 @@ def _columns(rows, count: int, device) -> tuple[torch.Tensor, ...]:
     return values.t().contiguous().unbind()
 
 
+@ranged("dspark.draft")
 def _propose(engine, ready, batch, room, num_prefill) -> Proposal:
     num_drafts = engine.drafts_for(len(ready))
     wanted = [request.speculative for request in ready]
@@ -161,6 +168,7 @@ def _propose(engine, ready, batch, room, num_prefill) -> Proposal:
     )
 
 
+@ranged("dspark.schedule")
 def _plan(engine, proposal: Proposal, room, slots, num_prefill) -> tuple[verify.Schedule, int]:
     confidence = proposal.draft.confidence
     count = confidence.shape[1]
@@ -241,6 +249,7 @@ def _logprobs(logits, ready, law, chosen, result) -> list[list[TokenLogprobs] | 
     return found
 
 
+@ranged("dspark.read")
 def _read(result, chosen, confidence) -> tuple[list[list[int]], list[int], list[list[float]]]:
     """Emitted tokens, verify lengths and confidences, in one copy to the host."""
     packed = torch.cat(
@@ -259,6 +268,7 @@ def _read(result, chosen, confidence) -> tuple[list[list[int]], list[int], list[
     return tokens, verified, confidences
 
 
+@ranged("dspark.commit")
 def _append(engine, ready, batch, features, rows, num_verified, token_ids, prefill) -> None:
     """Features of kept rows go to the drafter, those of requests that are never drafted for aside:
     the anchor, accepted drafts, prompt tokens."""

@@ -2,9 +2,8 @@
 
 import torch
 
+from .. import _operators as _ops
 from .plan import DispatchPlan
-
-_ops = torch.ops.dspark_ext
 
 
 def permute(x: torch.Tensor, plan: DispatchPlan) -> torch.Tensor:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
+from ..ranges import ranged
 from .dispatch import combine
 from .plan import DispatchPlan, plan
 
@@ -108,6 +109,7 @@ class ExpertParallel:
         """Experts of this rank; may be 0."""
         return self.experts_per_rank[self.rank]
 
+    @ranged("dspark.ExpertParallel.dispatch")
     def dispatch(self, x: torch.Tensor, ids: torch.Tensor) -> Dispatched:
         """Sends each token to the ranks that hold its experts.
 
@@ -147,6 +149,7 @@ class ExpertParallel:
             return self._dispatch_exactly(x, ids, slots, tokens)
         return self._dispatch_fixed(x, ids, slots, tokens)
 
+    @ranged("dspark.ExpertParallel.combine")
     def combine(
         self,
         y: torch.Tensor,

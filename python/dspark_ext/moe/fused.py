@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..ranges import ranged
 from .dispatch import combine
 from .gemm import grouped_gemm
 from .plan import DispatchPlan, plan
@@ -39,6 +40,7 @@ class ExpertWeights(NamedTuple):
     sizes: tuple[tuple[int, int], tuple[int, int]] | None = None
 
 
+@ranged("dspark.apply_experts")
 def apply_experts(
     x: Tensor,
     weights: ExpertWeights,
@@ -81,6 +83,7 @@ def apply_experts(
     )
 
 
+@ranged("dspark.fused_moe")
 def fused_moe(
     x: Tensor,
     w13: Tensor,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..formats import CODE_DTYPES, DEFAULT_BLOCKS, code_bytes
+from .. import _operators as _ops
+from ..formats import CODE_DTYPES, DEFAULT_BLOCKS, as_bytes, code_bytes
 from .plan import DispatchPlan
 
-_ops = torch.ops.dspark_ext
 _FORMAT_OF = {dtype: format for format, dtype in CODE_DTYPES.items()}
 if hasattr(torch, "float4_e2m1fn_x2"):
     _FORMAT_OF[torch.float4_e2m1fn_x2] = "mxfp4"
@@ -79,7 +79,7 @@ def grouped_gemm(
         format = _FORMAT_OF.get(weight.dtype, "")
     return _ops.grouped_gemm(
         x,
-        code_bytes("grouped_gemm", "weight", weight, format),
+        code_bytes("grouped_gemm", "weight", weight, format) if format else as_bytes(weight),
         None if scales is None else code_bytes("grouped_gemm", "scales", scales, "scale"),
         format,
         list(DEFAULT_BLOCKS.get(format, (0, 0)) if block is None else block),

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import torch
 
-_ops = torch.ops.dspark_ext
+from .. import _operators as _ops
 
 
 class DispatchPlan(NamedTuple):

@@ -6,9 +6,10 @@ from typing import NamedTuple
 
 import torch
 
+from .. import _operators as _ops
+
 __all__ = ["DEAD_ROW", "EMPTY_ROW", "INVALID_ID", "NAN_ROW", "Routing", "route"]
 
-_ops = torch.ops.dspark_ext
 
 NAN_ROW = 1
 EMPTY_ROW = 4
