@@ -126,11 +126,12 @@ def markov_sample(
     op = "markov_sample"
     _check_dim(op, "base_logits", base_logits, ("B", "K", "V_draft"))
     _check_dim(op, "w1", w1, ("V", "r"))
-    batch, device = base_logits.shape[0], base_logits.device
+    device = base_logits.device
+    batch, num_rows, width = base_logits.shape
     if num_drafts is None:
-        num_drafts = base_logits.shape[1]
+        num_drafts = num_rows
     if vocab_size is None:
-        vocab_size = base_logits.shape[2] if d2t is None else w1.shape[0]
+        vocab_size = width if d2t is None else w1.shape[0]
     token_ids, logits, prev_embed, *statistics = _ops.markov_sample(
         base_logits,
         _as_integers(op, "anchor", anchor),
