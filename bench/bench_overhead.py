@@ -164,8 +164,7 @@ def main() -> None:
     parser.add_argument("--markdown", type=pathlib.Path, help="write header and table")
     parser.add_argument("--json", type=pathlib.Path, help="write header and rows as JSON lines")
     options = parser.parse_args()
-    facts = {**harness.header(0.0), "threads": 1}
-    del facts["copy_gb_per_s"]
+    facts = {**harness.header(), "threads": 1}
     facts_line = ", ".join(f"{key}: {value}" for key, value in facts.items())
     print(facts_line, flush=True)
     rows = [measure(case, options.batches) for case in make_cases() if options.only in case.name]
