@@ -82,6 +82,11 @@ def test_more_drafts_than_trained_when_asked_for(tiny_pair, prompts):
     assert [o.token_ids for o in drafted.outputs] == [o.token_ids for o in plain.outputs]
 
 
+def test_a_head_refuses_further_blocks_with_the_reason(tiny_pair):
+    with pytest.raises(ValueError, match="its context takes in verified tokens alone.*, got 2"):
+        serve(tiny_pair, "qwen3", blocks_per_step=2)
+
+
 def test_a_head_without_confidences_counts_every_draft_as_certain(tiny_pair, prompts):
     config = draft_heads.dense("qwen3", enable_confidence_head=False, markov_rank=0, **SIZES)
     model, _ = tiny_pair

@@ -103,6 +103,7 @@ def target(tiny_pair):
 
 SCHEDULES = {
     "fixed": {},
+    "two blocks": {"num_speculative_tokens": 2, "blocks_per_step": 2, "continue_threshold": 0.3},
     "threshold": {"schedule": "threshold", "confidence_threshold": 0.7},
 }
 
@@ -128,7 +129,7 @@ def test_greedy_is_plain_and_a_seed_gives_its_tokens_in_any_batch(target, prompt
         assert engine().generate([text], each).outputs[0].token_ids == output.token_ids
 
 
-@pytest.mark.parametrize(("method", "schedule"), [("block", "threshold"), ("token", "fixed")])
+@pytest.mark.parametrize(("method", "schedule"), [("block", "threshold"), ("token", "two blocks")])
 def test_text_follows_the_target(target, method, schedule):
     """First token and pairs, 800 runs; false alarms: lawkit."""
     config = SpeculativeConfig(rejection_sample_method=method, **SCHEDULES[schedule])
@@ -152,6 +153,26 @@ def test_text_follows_the_target(target, method, schedule):
 def test_bad_settings_are_named(values, message):
     with pytest.raises(ValueError, match=message):
         NGramDrafter(max_requests=1, max_len=8, **values)
+
+
+def test_a_further_block_looks_up_the_end_of_the_one_before():
+    drafter = NGramDrafter(max_requests=1, max_len=40, block_size=4)
+    zero = torch.tensor([0])
+    text = [1, 2, 3, 4, 5, 6, 7, 8, 1]
+    for position, token in enumerate(text):
+        drafter.append(None, zero + position, zero, zero + token)
+    first = drafter.draft(DraftBatch(zero + 2, zero + 9, zero, torch.ones(1), zero), 3, "greedy")
+    assert first.token_ids.tolist() == [[3, 4, 5]]
+    behind = DraftBatch(zero + 5, zero + 12, zero, torch.ones(1), zero)
+    then = drafter.draft(behind, 4, "greedy")
+    assert then.token_ids.tolist() == [[6, 7, 8, 1]]
+    drafter.observe(zero, zero + 7, zero + 5)  # of both blocks
+    counts = drafter.export_slot(0, 9)
+    assert float(counts["reached"].sum()) > 5 and float(counts["accepted"].sum()) > 4
+    for position, token in enumerate([2, 3, 4, 5, 6, 7], start=9):
+        drafter.append(None, zero + position, zero, zero + token)
+    with pytest.raises(ValueError, match=r"anchor_positions: expected 15 .*, got 19"):
+        drafter.draft(DraftBatch(zero + 1, zero + 19, zero, torch.ones(1), zero), 2, "greedy")
 
 
 def test_a_gap_is_named():

@@ -147,8 +147,34 @@ def test_the_end_of_the_context_is_respected(blurred, tiny_pair):
     assert draft.confidence[0, 2:].tolist() == [0, 0] and (draft.confidence[1] > 0.2).all()
 
 
+def test_a_further_block_goes_on_as_more_drafts_would(blurred, target):
+    one, other = (drafter_of("lean", blurred, target, block_size=6) for _ in range(2))
+    texts = [tiny.encode("def f(self"), tiny.encode("import os, sys")]
+    for drafter in (one, other):
+        for slot, text in enumerate(texts):
+            append(drafter, text[:-1], slot)
+    batch = batch_of(texts, [0, 1], temperature=0.0)
+    wanted = one.draft(batch, 6, "probabilistic")
+    first = other.draft(batch, 2, "probabilistic")
+    behind = first.token_ids[:, -1], batch.anchor_positions + 2
+    batch = DraftBatch(*behind, batch.slots, batch.temperature, batch.seeds)
+    then = other.draft(batch, 4, "probabilistic")
+    for name in ("token_ids", "logits", "confidence"):
+        parts = [getattr(each, name) for each in (first, then)]
+        assert torch.equal(torch.cat(parts, 1), getattr(wanted, name))
+    lengths = torch.tensor([6, 5]), torch.tensor([3, 0])
+    for drafter in (one, other):
+        drafter.observe(batch.slots, *lengths)
+        append(drafter, [*texts[0], *wanted.token_ids[0, :3].tolist()], 0, len(texts[0]) - 1)
+    texts[0] = [*texts[0], *wanted.token_ids[0, :3].tolist(), 33]
+    again = [each.draft(batch_of(texts, [0, 1]), 3, "probabilistic") for each in (one, other)]
+    assert torch.equal(again[0].token_ids, again[1].token_ids)
+    assert torch.equal(again[0].confidence, again[1].confidence)
+
+
 SCHEDULES = {
     "fixed": {},
+    "two blocks": {"num_speculative_tokens": 2, "blocks_per_step": 2, "continue_threshold": 0.3},
     "threshold": {"schedule": "threshold", "confidence_threshold": 0.4},
 }
 GREEDY = SamplingParams(temperature=0.0, max_new_tokens=24)

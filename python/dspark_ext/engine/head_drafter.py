@@ -25,6 +25,7 @@ class HeadDrafter:
     """
 
     method = "dspark"
+    chain_obstacle = "its context takes in verified tokens alone"
 
     def __init__(
         self,

@@ -19,6 +19,8 @@ class NGramDrafter:
     min_ngram     shortest suffix that is looked up
     max_ngram     longest
 
+    A further block of a step (`blocks_per_step`) looks up the end of the one before.
+
     Reads no features, so it serves any target. Drafts are looked up, not drawn, hence judged as
     one-hot, and the same for any batch. The confidence of x_k starts at m / (m + 1), m = the length
     of the match with x_1 .. x_{k-1}, at most `max_ngram + block_size`, and follows the request's
@@ -29,6 +31,7 @@ class NGramDrafter:
 
     num_features = 0
     method = "ngram"
+    chains_blocks = True
     capturable = False
     capture_obstacle = "it looks tokens up on the host"
 
@@ -83,10 +86,12 @@ class NGramDrafter:
 
     def draft(self, batch: DraftBatch, num_drafts: int, method: str) -> Draft:
         """See `Drafter.draft`; both methods are the same here."""
-        proposals, matches = [], []
+        proposals, matches, chained = [], [], []
         columns = (each.tolist() for each in (batch.slots, batch.anchor_positions, batch.anchor))
         for slot, position, anchor in zip(*columns, strict=True):
-            length, tokens = self._texts[slot].propose(position, anchor, num_drafts)
+            text = self._texts[slot]
+            chained.append(text.continues(position, anchor))
+            length, tokens = text.propose(position, anchor, num_drafts)
             missing = num_drafts - len(tokens)
             proposals.append(tokens + [-1] * missing)
             matches.append([length + k for k in range(len(tokens))] + [-1] * missing)
@@ -94,7 +99,7 @@ class NGramDrafter:
         shape = (len(proposals), num_drafts)
         token_ids = torch.tensor(proposals, dtype=torch.int64).view(shape)
         kinds = torch.tensor(matches, dtype=torch.int64).view(shape)
-        confidence = self._history.confidence(batch.slots.cpu(), kinds)
+        confidence = self._history.confidence(batch.slots.cpu(), kinds, chained)
         return Draft(
             token_ids.to(device),
             None,
@@ -137,6 +142,7 @@ class _Text:
     def __init__(self, min_ngram: int, max_ngram: int) -> None:
         self._lengths = range(min_ngram, max_ngram + 1)
         self.tokens: list[int] = []
+        self._drafted: list[int] = []  # the last anchors and drafts, behind the tokens
         self._ends: dict[tuple[int, ...], int] = {}
 
     def put(self, position: int, token: int) -> None:
@@ -148,9 +154,11 @@ class _Text:
         if position < len(self.tokens):
             self.cut(position)
         self.tokens.append(token)
+        self._drafted = []
         self._index(position)
 
     def cut(self, length: int) -> None:
+        self._drafted = []
         del self.tokens[length:]
         self._ends.clear()
         for end in range(length):
@@ -162,14 +170,27 @@ class _Text:
                 break
             self._ends[tuple(self.tokens[end + 1 - length : end + 1])] = end
 
+    def continues(self, position: int, anchor: int) -> bool:
+        """Whether the anchor is the last draft of a block that is not verified."""
+        drafts = len(self._drafted) - 1
+        return drafts > 0 and (position, anchor) == (
+            len(self.tokens) + drafts,
+            self._drafted[-1],
+        )
+
     def propose(self, position: int, anchor: int, count: int) -> tuple[int, list[int]]:
         """Length of the match and what followed it: `count` tokens, or none."""
-        if position != len(self.tokens):
+        if self.continues(position, anchor):
+            behind = self._drafted[:-1]
+        elif position == len(self.tokens):
+            behind = []
+        else:
             raise ValueError(
                 f"dspark_ext.engine.NGramDrafter: draft: anchor_positions: expected "
                 f"{len(self.tokens)} (tokens appended so far), got {position}"
             )
-        text = [*self.tokens, anchor]
+        text = [*self.tokens, *behind, anchor]
+        self._drafted = text[len(self.tokens) :]
         for length in reversed(self._lengths):
             if length > len(text):
                 continue
@@ -177,5 +198,6 @@ class _Text:
             if end is not None:
                 for place in range(count):
                     text.append(text[end + 1 + place])
+                self._drafted = text[len(self.tokens) :]
                 return length, text[position + 1 :]
         return 0, []

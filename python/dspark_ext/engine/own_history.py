@@ -1,6 +1,6 @@
 """Confidences from what happened to a request's own earlier drafts."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -61,11 +61,14 @@ class OwnHistory:
         self.reset(slot)
         self._reached[slot], self._accepted[slot] = tensors["reached"], tensors["accepted"]
 
-    def confidence(self, slots: torch.Tensor, kinds: torch.Tensor) -> torch.Tensor:
+    def confidence(
+        self, slots: torch.Tensor, kinds: torch.Tensor, chained: Sequence[bool] | None = None
+    ) -> torch.Tensor:
         """fp32 [B, K] of drafts of these kinds, int64 [B, K], the block that `observe` will be told
-        of; -1 = no draft, 0."""
-        for slot, row in zip(slots.tolist(), kinds.tolist(), strict=True):
-            self._kinds[slot] = row
+        of; -1 = no draft, 0. A `chained` block is told of together with the one before."""
+        chained = [False] * len(slots) if chained is None else chained
+        for slot, row, behind in zip(slots.tolist(), kinds.tolist(), chained, strict=True):
+            self._kinds[slot] = self._kinds[slot] + row if behind else row
         index = kinds.clamp(min=0)
         weight = self._prior_weight
         reached = self._reached[slots].gather(1, index)
@@ -76,7 +79,7 @@ class OwnHistory:
     def observe(
         self, slots: torch.Tensor, verify_lens: torch.Tensor, num_accepted: torch.Tensor
     ) -> None:
-        """Of each request's last block, how many drafts were verified and accepted."""
+        """Of each request's last blocks, how many drafts were verified and accepted."""
         columns = (each.tolist() for each in (slots, verify_lens, num_accepted))
         for slot, verified, accepted in zip(*columns, strict=True):
             for place, kind in enumerate(self._kinds[slot][:verified]):

@@ -33,10 +33,10 @@ def check_pair(target: Target, drafter: Drafter, config: SpeculativeConfig) -> N
             f"dspark_ext.engine: method: the settings say {config.method!r}, the drafter is "
             f"{made_for!r}"
         )
+    reason = getattr(drafter, "chain_obstacle", "no chains_blocks")
     if config.blocks_per_step > 1 and not getattr(drafter, "chains_blocks", False):
         raise ValueError(
             f"dspark_ext.engine: blocks_per_step: {type(drafter).__name__} cannot draft behind a "
-            f"block that is not verified yet (no chains_blocks): expected 1, got "
-            f"{config.blocks_per_step}"
+            f"block that is not verified yet ({reason}): expected 1, got {config.blocks_per_step}"
         )
     check_positions(config, num_drafts(config, drafter))

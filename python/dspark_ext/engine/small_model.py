@@ -35,6 +35,9 @@ class SmallModelDrafter:
     handed over as they were. If the model is row-invariant, drafts, and so a seed's tokens, do not
     depend on the batch.
 
+    A further block of a step (`blocks_per_step`) goes on where the last one ended, as more drafts
+    would.
+
     The confidence of x_k starts at the highest probability of its distribution, shrunk towards 0.5,
     and follows the request's own history (`OwnHistory`); it is known before x_k is drawn.
 
@@ -43,6 +46,7 @@ class SmallModelDrafter:
 
     num_features = 0
     method = "draft_model"
+    chains_blocks = True
 
     def __init__(self, model: Target, *, block_size: int = 4, max_rows: int = 512) -> None:
         for name, value in (("block_size", block_size), ("max_rows", max_rows)):
@@ -142,6 +146,7 @@ class SmallModelDrafter:
         room = (self.max_len - 1 - batch.anchor_positions).clamp(min=0, max=num_drafts)
         greedy = method == "greedy"
         temperature = torch.zeros_like(batch.temperature) if greedy else batch.temperature
+        chained = self._chained(batch)
         logits = self._catch_up(batch)
         ids, kept_logits, kinds = [], [], []
         for k in range(num_drafts):
@@ -163,7 +168,7 @@ class SmallModelDrafter:
         shape = (len(slots), num_drafts)
         token_ids = torch.stack(ids, 1) if ids else torch.empty(shape, dtype=torch.int64)
         kind = torch.stack(kinds, 1) if kinds else torch.empty(shape, dtype=torch.int64)
-        confidence = self._history.confidence(slots.cpu(), kind.cpu()).to(device)
+        confidence = self._history.confidence(slots.cpu(), kind.cpu(), chained).to(device)
         kept = None if greedy or not kept_logits else torch.stack(kept_logits, 1)
         return Draft(token_ids.to(device), kept, confidence, num_proposed=room.to(device))
 
@@ -214,6 +219,12 @@ class SmallModelDrafter:
         """The kept tokens of a request, in order."""
         return list(self._kept[slot])
 
+    def _chained(self, batch: DraftBatch) -> list[bool]:
+        """Whether a block starts from the last draft of another that is not verified: all before
+        it is in the model's cache."""
+        pairs = zip(batch.slots.tolist(), batch.anchor_positions.tolist(), strict=True)
+        return [len(self._kept[slot]) < at == len(self._cached[slot]) for slot, at in pairs]
+
     def _catch_up(self, batch: DraftBatch) -> torch.Tensor:
         """Take in what was kept since the last block, and the anchors; logits [B, V] behind
         these."""
@@ -221,13 +232,14 @@ class SmallModelDrafter:
         columns = (each.tolist() for each in (batch.slots, batch.anchor_positions, batch.anchor))
         last = []
         for slot, position, anchor in zip(*columns, strict=True):
-            if position != len(self._kept[slot]):
+            chained = len(self._kept[slot]) < position == len(self._cached[slot])
+            if position != len(self._kept[slot]) and not chained:
                 raise ValueError(
                     "dspark_ext.engine.SmallModelDrafter: draft: anchor_positions: expected "
                     f"{len(self._kept[slot])} for slot {slot} (tokens appended so far), got "
                     f"{position}"
                 )
-            text = [*self._kept[slot], anchor]
+            text = [*(self._cached if chained else self._kept)[slot], anchor]
             start = min(_common_prefix(self._cached[slot], text), position)
             rows += [(text[at], at, slot) for at in range(start, position + 1)]
             self._cached[slot] = text
