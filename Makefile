@@ -100,11 +100,13 @@ vllm-test: env
 	@test -n "$(VLLM)" || { echo "give VLLM=<interpreter that has vLLM>: docs/integrations.md"; exit 2; }
 	@DSPARK_VLLM_PYTHON=$(VLLM) $(PY) -m pytest tests/integrations/test_vllm_engine.py $(ARGS)
 
-# Results in bench/results/<family>.json, with --grow in <family>_growth.json; then the report.
+# Results in bench/results/<family>.json, with --grow in <family>_growth.json; then the report. ARGS
+# goes to the files that measure operators by bench/harness.py.
 bench: env
 	@for file in bench/bench_*.py; do \
 	    name=$${file#bench/bench_}; name=$${name%.py}; \
-	    echo "== $$file" && $(PY) $$file --json bench/results/$$name.json $(ARGS) || exit 1; done
+	    grep -q 'harness.main(' $$file && args='$(ARGS)' || args=; \
+	    echo "== $$file" && $(PY) $$file --json bench/results/$$name.json $$args || exit 1; done
 	@for pair in sampling:B,K,V draft:B,V dispatch:T,E verify:B,K confidence:B,K attention:L,B \
 	    linear:M; do name=$${pair%:*}; echo "== $$name over $${pair#*:}"; \
 	    $(PY) bench/bench_$$name.py --grow $${pair#*:} --json bench/results/$${name}_growth.json \
