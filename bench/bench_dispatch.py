@@ -1,4 +1,4 @@
-"""route, plan, permute and combine over tokens and experts, CPU or GPU.
+"""route, plan, permute, combine and fused_moe over tokens and experts, CPU or GPU.
 
 python bench/bench_dispatch.py --grow T,E [--json bench/results/dispatch.json]
 
@@ -10,6 +10,7 @@ import dataclasses
 
 import bench_moe
 import harness
+import moe_layers
 import torch
 from growth import Growth
 
@@ -33,6 +34,11 @@ def make_cases(quick: bool = False) -> list[harness.Case]:
     return [make(shape) for shape in shapes for make in PARTS.values()]
 
 
+def layer_case(tokens: int, experts: int) -> harness.Case:
+    """An expert layer, its weights larger than the cache."""
+    return moe_layers.layer_case(tokens, (experts, 3, 1024, 512), "bf16", "prepared")
+
+
 GROWTHS = {
     "T": [
         Growth(
@@ -41,6 +47,13 @@ GROWTHS = {
             lambda value, make=make: make((value, 128, 3, 1024)),
         )
         for name, make in PARTS.items()
+    ]
+    + [
+        Growth(
+            "fused_moe bf16 prepared E=32 k=3 d=1024 N=512",
+            (16, 32, 64, 128, 256, 512, 1024),
+            lambda value: layer_case(value, 32),
+        )
     ],
     "E": [
         Growth(
@@ -51,6 +64,13 @@ GROWTHS = {
         )
         for name, make in PARTS.items()
         if name in ("route", "plan")
+    ]
+    + [
+        Growth(
+            "fused_moe bf16 prepared T=640 k=3 d=1024 N=512",
+            (32, 64, 96, 128),
+            lambda value: layer_case(640, value),
+        )
     ],
 }
 
