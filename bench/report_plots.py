@@ -159,7 +159,11 @@ def growth(results: list[dict], path: pathlib.Path) -> str | None:
         tilt = 45 if max(ticks) >= 1000 else 0
         axes.set_xticks(ticks, [f"{v:,}" for v in ticks], fontsize=7, rotation=tilt)
         axes.xaxis.set_minor_locator(ticker.NullLocator())
-        axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
+        low, high = axes.get_ylim()
+        narrow = high / low < 4
+        axes.yaxis.set_major_locator(
+            ticker.MaxNLocator(5) if narrow else ticker.LogLocator(subs=(1, 2, 5))
+        )
         axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:,.6g}"))
         axes.yaxis.set_minor_locator(ticker.NullLocator())
         axes.tick_params(axis="y", labelsize=7)
@@ -167,7 +171,6 @@ def growth(results: list[dict], path: pathlib.Path) -> str | None:
         axes.set_ylabel("us")
         axes.set_title(f"{name.removesuffix('_growth')} over {dimension}", loc="left")
         axes.legend(fontsize=6, loc="upper left")
-        low, high = axes.get_ylim()
         axes.set_ylim(low, high * (high / low) ** (0.09 * len(curves)))
     for axes in list(grid.flat)[len(panels) :]:
         axes.remove()
