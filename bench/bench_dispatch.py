@@ -11,6 +11,7 @@ import dataclasses
 import bench_moe
 import harness
 import moe_layers
+import timing
 import torch
 from growth import Growth
 
@@ -29,9 +30,37 @@ PARTS = {
 QUICK = (4, 8, 2, 16)  # tokens, experts, slots, width
 
 
+def gpu_layer_case(tokens: int, format: str, layer: tuple = moe_layers.DRAFTER) -> harness.Case:
+    """A whole layer on a GPU, weights as checkpoints have them; checked on the CPU."""
+    base = moe_layers.layer_case(tokens, layer, format, "rows")
+
+    def run(x, ids, weights, rows):
+        return moe_layers.run_layer(x, ids, weights, rows, exact=False)
+
+    def check(inputs: tuple) -> None:
+        want = moe_layers.torch_layer(*timing.over_tensors(torch.Tensor.cpu, inputs)).float()
+        got = run(*inputs).float().cpu()
+        if not (got - want).norm() < 2e-2 * want.norm():
+            raise AssertionError(f"fused_moe {format}: other results than torch's loop")
+
+    return dataclasses.replace(
+        base,
+        make_inputs=lambda: base.make_inputs()[:4],
+        run=run,
+        baseline=None,
+        baseline_name="-",
+        check=check,
+        devices=("cuda",),
+    )
+
+
 def make_cases(quick: bool = False) -> list[harness.Case]:
     shapes = (QUICK,) if quick else bench_moe.SHAPES
-    return [make(shape) for shape in shapes for make in PARTS.values()]
+    cases = [make(shape) for shape in shapes for make in PARTS.values()]
+    layer, tokens = ((4, 2, 64, 64), (3,)) if quick else (moe_layers.DRAFTER, moe_layers.TOKENS)
+    return cases + [
+        gpu_layer_case(count, format, layer) for format in moe_layers.FORMATS for count in tokens
+    ]
 
 
 def layer_case(tokens: int, experts: int) -> harness.Case:
