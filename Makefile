@@ -14,8 +14,10 @@ ENV ?= venv
 TORCH ?= 2.13.0
 TORCH_INDEX ?=
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
+WORKERS ?= $(JOBS)
 ARGS ?=
 VLLM ?=
+ENVIRONMENTS ?= $(PY)
 
 ifeq ($(ENV),current)
 PY := $(PYTHON)
@@ -34,6 +36,7 @@ help:
 	@echo "make demo       answer three prompts with and without DSpark, print the table"
 	@echo "make generate, chat, serve, doctor   these commands of dspark-ext (docs/command-line.md)"
 	@echo "make test       the test suite            make test-all   and the slow tests"
+	@echo "make wheel-check  sdist and wheels, tried in ENVIRONMENTS=<interpreters with a torch>"
 	@echo "make bench      the benchmarks, results and a report in bench/results/"
 	@echo "make gpu-check  everything on this machine's GPU, results in build/gpu-check.md"
 	@echo "make vllm-test  the plugin inside a real vLLM, VLLM=<interpreter that has it>"
@@ -46,7 +49,7 @@ help:
 	@echo "  VENV=$(VENV)          virtual environment, made if missing; ENV=current uses PYTHON itself"
 	@echo "  TORCH=$(TORCH)       torch to install; a torch >= 2.10 already there stays unless TORCH is given"
 	@echo "  TORCH_INDEX=<url>   package index for torch alone, e.g. one of CPU builds"
-	@echo "  JOBS=$(JOBS)              parallel compiler processes"
+	@echo "  JOBS=$(JOBS)              parallel compiler processes; WORKERS=$(WORKERS)  parallel test processes"
 	@echo "  VLLM=<path>           interpreter of make vllm-test (docs/integrations.md)"
 	@echo "  ARGS=...            further arguments of pytest, the demo or the benchmarks"
 
@@ -81,7 +84,7 @@ $(STAMPS)/package: $(STAMPS)/torch-$(TORCH) $(SOURCES)
 	    || { tail -n 30 build/install.log; exit 1; }
 	@touch $@
 
-.PHONY: env demo generate chat serve doctor test test-all vllm-test bench gpu-check
+.PHONY: env demo generate chat serve doctor test test-all wheel-check vllm-test bench gpu-check
 env: $(STAMPS)/package
 
 demo: env
@@ -90,11 +93,17 @@ demo: env
 generate chat serve doctor: env
 	@$(PY) -m dspark_ext_command $@ $(ARGS)
 
+# Files go to whichever process is free; each process has one thread (tests/conftest.py).
+PYTEST := $(PY) -m pytest -n $(WORKERS) --dist loadfile
+
 test: env
-	@$(PY) -m pytest $(ARGS)
+	@$(PYTEST) $(ARGS)
 
 test-all: env
-	@$(PY) -m pytest -m "slow or not slow" $(ARGS)
+	@$(PYTEST) -m "slow or not slow" $(ARGS)
+
+wheel-check: env
+	@$(PY) tools/check_wheel.py $(ENVIRONMENTS) $(ARGS)
 
 vllm-test: env
 	@test -n "$(VLLM)" || { echo "give VLLM=<interpreter that has vLLM>: docs/integrations.md"; exit 2; }

@@ -1,9 +1,17 @@
 """Shared by all tests: `tests/` is on sys.path, so `lawkit` and `kit` can be imported."""
 
+import os
+
 import backends
 import numpy as np
+import processor_time
 import pytest
 import torch
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Test processes side by side: each takes one core, and so do the processes that it starts.
+    torch.set_num_threads(1)
+    os.environ["OMP_NUM_THREADS"] = "1"
 
 
 @pytest.fixture
@@ -20,6 +28,10 @@ def generator() -> torch.Generator:
 def device(request) -> str:
     """Every device that the sampling operators run on here."""
     return request.param
+
+
+def pytest_configure(config):
+    processor_time.register(config)
 
 
 def pytest_report_header(config) -> str:

@@ -36,6 +36,14 @@ def test_it_declares_the_command(pure_wheel):
     assert files <= set(names)
 
 
+def test_it_brings_the_licence_and_the_notices(pure_wheel):
+    with zipfile.ZipFile(pure_wheel) as archive:
+        texts = {Path(name).name: archive.read(name) for name in archive.namelist()}
+    for name in ("LICENSE", "THIRD_PARTY_NOTICES"):
+        assert texts[name] == (ROOT / name).read_bytes()
+        assert f"License-File: {name}\n" in texts["METADATA"].decode()
+
+
 def test_without_the_compiled_part_it_says_so(pure_wheel, tmp_path):
     installed = tmp_path / "installed"
     with zipfile.ZipFile(pure_wheel) as archive:

@@ -2,11 +2,15 @@
 
 import contextlib
 import ctypes
+import fcntl
 import json
+import os
 import pathlib
 import shutil
 import subprocess
 import sys
+
+import processor_time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 KERNELS = "kernels", "csrc/backends/simt"  # the launch sequences of the operators
@@ -36,6 +40,15 @@ def run_quietly(command):
         raise RuntimeError(f"{' '.join(command)}\n{done.stdout[-4000:]}{done.stderr[-4000:]}")
 
 
+@contextlib.contextmanager
+def locked(folder):
+    """One process at a time: test processes that run side by side share the builds."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # until the file is closed
+        yield
+
+
 def build(project, variant="none"):
     """Builds `project` (KERNELS or SELFTEST); returns the folder.
 
@@ -52,10 +65,12 @@ def build(project, variant="none"):
         raise RuntimeError("cmake not found: pip install cmake")
     option = options.get(variant, f"-DSANITIZE={variant}")
     command = [cmake, "-S", str(ROOT / source), "-B", str(folder), option]
-    if not (folder / "CMakeCache.txt").is_file() and find_program("ninja"):
-        command += ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={find_program('ninja')}"]
-    run_quietly(command)
-    run_quietly([cmake, "--build", str(folder), "--parallel", "2"])
+    with locked(folder):
+        if not (folder / "CMakeCache.txt").is_file() and find_program("ninja"):
+            command += ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={find_program('ninja')}"]
+        with processor_time.counted_as("builds of the emulator"):
+            run_quietly(command)
+            run_quietly([cmake, "--build", str(folder), "--parallel", str(os.cpu_count() or 2)])
     return folder
 
 
