@@ -75,22 +75,56 @@ def check(kinds, vocab, dtype, rng, filters=None, shift=0, **emulation):
             assert bits_equal(got[i], want[i]), (kind, temperature, f)
 
 
+def third(number: int) -> list[str]:
+    """Of the kinds, so that three numbers in a row give them all."""
+    return KINDS[number % 3 :: 3]
+
+
+def small_rows(kinds_of, dtype, warp_size, rng):
+    for number, vocab in enumerate((1, 2, 31, 255, 256, 257, 1500, 4097)):
+        seed, shift = int(rng.integers(100)), int(rng.integers(8))
+        how = {"warp_size": warp_size, "seed": seed, "level": FULL}
+        check(kinds_of(number), vocab, dtype, rng, shift=shift, **how)
+
+
 @pytest.mark.parametrize("warp_size", WARP_SIZES)
 @pytest.mark.parametrize("dtype", FLOATS, ids=name)
 def test_small_rows(dtype, warp_size, rng):
-    for vocab in (1, 2, 31, 255, 256, 257, 1500, 4097):
-        seed, shift = int(rng.integers(100)), int(rng.integers(8))
-        check(KINDS, vocab, dtype, rng, shift=shift, warp_size=warp_size, seed=seed, level=FULL)
+    """Every kind and length with every dtype once, and with every warp size once."""
+    first = FLOATS.index(dtype) + WARP_SIZES.index(warp_size)
+    small_rows(lambda number: third(first + number), dtype, warp_size, rng)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("warp_size", WARP_SIZES)
-@pytest.mark.parametrize("vocab", [32000, 129280], ids=lambda v: f"V={v}")
-def test_large_rows(vocab, warp_size, rng):
+@pytest.mark.parametrize("dtype", FLOATS, ids=name)
+def test_small_rows_of_every_kind(dtype, warp_size, rng):
+    small_rows(lambda number: KINDS, dtype, warp_size, rng)
+
+
+def large_rows(kinds, vocab, warp_size, rng):
     filters = filters_of(vocab, rng)
-    for kind in KINDS:
+    for kind in kinds:
         dtype = FLOATS[int(rng.integers(len(FLOATS)))]
         some = [filters[i] for i in rng.choice(len(filters), 4, replace=False)]
         check([kind], vocab, dtype, rng, some, warp_size=warp_size)
+
+
+LARGE = pytest.mark.parametrize("vocab", [32000, 129280], ids=lambda v: f"V={v}")
+
+
+@pytest.mark.parametrize("warp_size", WARP_SIZES)
+@LARGE
+def test_large_rows(vocab, warp_size, rng):
+    """Every kind and length once."""
+    large_rows(third(WARP_SIZES.index(warp_size)), vocab, warp_size, rng)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("warp_size", WARP_SIZES)
+@LARGE
+def test_large_rows_of_every_kind(vocab, warp_size, rng):
+    large_rows(KINDS, vocab, warp_size, rng)
 
 
 @pytest.mark.parametrize("warp_size", WARP_SIZES)
