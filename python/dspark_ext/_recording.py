@@ -122,7 +122,8 @@ class _Operations(TorchDispatchMode):
             raise CaptureError(f"{function} {reason}{_place()}")
         result = function(*args, **kwargs)
         _check_devices(function, args, kwargs, result)
-        self._calls.append(Call(function, args, kwargs, result, _place()))
+        if tensors_of((args, kwargs, result)):  # else a range of a profiler
+            self._calls.append(Call(function, args, kwargs, result, _place()))
         return result
 
 

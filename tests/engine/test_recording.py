@@ -22,6 +22,10 @@ class State:
         self.step += 1
         return self.step
 
+    def ranged(self):
+        with torch.profiler.record_function("range"):
+            return self.x + 1
+
     def replaced(self):
         self.kept = self.kept.clone()
         return self.kept + 1
@@ -67,6 +71,7 @@ FINE = {
     "a mask that keeps shapes": lambda s: s.x.masked_fill(s.x > 1, 0).where(s.x > 0, 2.0),
     "rows by number": lambda s: s.x[s.x.long().clamp(max=3)],
     "numbers": lambda s: s.x.clone().__setitem__(0, 1.0),
+    "ranges": lambda s: s.ranged(),
     "in place": lambda s: s.kept.add_(s.x).cumsum(0),
 }
 
