@@ -279,9 +279,7 @@ def limits(rows: list[dict]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--threads", type=int, help="torch threads (default: torch's choice)")
-    parser.add_argument(
-        "--repeats", type=int, default=9, help="timed runs of a long case; short ones have more"
-    )
+    parser.add_argument("--repeats", type=int, default=9, help="timed runs, more of short cases")
     parser.add_argument("--markdown", type=pathlib.Path, help="write header and table")
     options = parser.parse_args()
     if options.threads:
@@ -301,9 +299,10 @@ def main() -> None:
         )
         explained = (
             "What the machine allows. `read`: the weights of touched experts at the speed of a "
-            "plain sum of\nmemory in huge pages; `multiply`: the products at that of a matrix in the "
-            "cache. Both took turns\nwith the runs. `% of both`: each over the time of the contender. "
-            "`most times X`: the time of X\nover the longer of both, which nothing can exceed."
+            "plain sum of\nmemory in huge pages; `multiply`: the products at that of a matrix in "
+            "the cache. Both took turns\nwith the runs. `% of both`: each over the time of the "
+            "contender. `most times X`: the time of X\nover the longer of both, what a kernel "
+            "without any loss would reach."
         )
         tables = f"{markdown(rows)}\n\n{explained}\n\n{limits(rows)}"
         options.markdown.write_text(f"{title}\n\n{line}\n\n{tables}\n")
