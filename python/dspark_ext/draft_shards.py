@@ -196,7 +196,6 @@ class MarkovShards:
                 "base_logits",
                 f"expected shape [B, K, {self.shard_size}], got {list(base_logits.shape)}",
             )
-        _check_dim("MarkovShards", "w1", w1, ["V", "r"])
         if hidden is not None and hidden.shape[:-1] != base_logits.shape[:-1]:
             _fail(
                 "hidden",
@@ -208,6 +207,7 @@ class MarkovShards:
         steps = steps if num_drafts is None else num_drafts
         if not 0 <= steps <= base_logits.shape[1]:
             _fail("num_drafts", f"expected 0 to K={base_logits.shape[1]}, got {steps}")
+        _check_dim("MarkovShards", "w1", w1, ("V", "r"))
         device = base_logits.device
         heat = _per_request(temperature, batch, device)
         if method == "greedy":  # what is out of range stays so
