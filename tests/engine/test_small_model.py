@@ -21,6 +21,7 @@ from dspark_ext.engine import (
     VocabularyMismatchError,
     check_tokenizers,
 )
+from dspark_ext.engine.costs import describe
 
 PROMPT = tiny.encode("self.")
 
@@ -145,6 +146,14 @@ def test_the_end_of_the_context_is_respected(blurred, tiny_pair):
     assert draft.num_proposed.tolist() == [2, 4]
     assert draft.token_ids[0, 2:].tolist() == [-1, -1] and (draft.token_ids[1] >= 0).all()
     assert draft.confidence[0, 2:].tolist() == [0, 0] and (draft.confidence[1] > 0.2).all()
+
+
+def test_drafting_changes_nothing_that_a_cost_table_is_kept_by(blurred, target):
+    drafter = drafter_of("lean", blurred, target)
+    before = describe(drafter)
+    append(drafter, PROMPT[:-1], 0)
+    drafter.draft(batch_of([PROMPT], [0]), 3, "probabilistic")
+    assert describe(drafter) == before and before["block_size"] == 4
 
 
 def test_a_further_block_goes_on_as_more_drafts_would(blurred, target):

@@ -63,7 +63,6 @@ class SmallModelDrafter:
             **{f"model {name}": text for name, text in getattr(model, "identity", {}).items()},
         }
         self._graphs: TargetGraphs | None = None
-        self._length = 0  # above every position of the pass
         self._kept: list[list[int]] = [[] for _ in range(self.max_requests)]
         self._cached: list[list[int]] = [[] for _ in range(self.max_requests)]
         centres = (torch.arange(_CERTAINTIES) + 0.5) / _CERTAINTIES
@@ -147,7 +146,7 @@ class SmallModelDrafter:
         greedy = method == "greedy"
         temperature = torch.zeros_like(batch.temperature) if greedy else batch.temperature
         chained = self._chained(batch)
-        logits = self._catch_up(batch)
+        logits, length = self._catch_up(batch)
         ids, kept_logits, kinds = [], [], []
         for k in range(num_drafts):
             drawn = sampling.sample(
@@ -163,8 +162,8 @@ class SmallModelDrafter:
             kept_logits.append(logits)
             kinds.append(torch.where(there, _certainty(logits, temperature), -1))
             if k + 1 < num_drafts:
-                self._length += 1
-                logits = self._step(slots, batch.anchor_positions + 1 + k, drawn, k + 1 < room)
+                rows = slots, batch.anchor_positions + 1 + k, drawn, k + 1 < room
+                logits = self._step(*rows, min(length + 1 + k, self.max_len))
         shape = (len(slots), num_drafts)
         token_ids = torch.stack(ids, 1) if ids else torch.empty(shape, dtype=torch.int64)
         kind = torch.stack(kinds, 1) if kinds else torch.empty(shape, dtype=torch.int64)
@@ -225,9 +224,9 @@ class SmallModelDrafter:
         pairs = zip(batch.slots.tolist(), batch.anchor_positions.tolist(), strict=True)
         return [len(self._kept[slot]) < at == len(self._cached[slot]) for slot, at in pairs]
 
-    def _catch_up(self, batch: DraftBatch) -> torch.Tensor:
+    def _catch_up(self, batch: DraftBatch) -> tuple[torch.Tensor, int]:
         """Take in what was kept since the last block, and the anchors; logits [B, V] behind
-        these."""
+        these, and a length that holds them all."""
         rows: list[tuple[int, int, int]] = []  # token, position, slot
         columns = (each.tolist() for each in (batch.slots, batch.anchor_positions, batch.anchor))
         last = []
@@ -244,7 +243,7 @@ class SmallModelDrafter:
             rows += [(text[at], at, slot) for at in range(start, position + 1)]
             self._cached[slot] = text
             last.append(len(rows) - 1)
-        self._length = 1 + max((position for _, position, _ in rows), default=0)
+        length = 1 + max((position for _, position, _ in rows), default=0)
         widest = max(collections.Counter(slot for _, _, slot in rows).values(), default=0)
         wanted = torch.tensor(last, dtype=torch.int64)
         parts = []
@@ -252,26 +251,27 @@ class SmallModelDrafter:
             chunk = torch.tensor(rows[first : first + self._max_rows], dtype=torch.int64)
             here = wanted[(wanted >= first) & (wanted < first + self._max_rows)] - first
             token_ids, positions, slots = chunk.t().contiguous()
-            parts.append(self._forward(token_ids, positions, slots, here, widest))
+            bounds = Bounds(length, widest)
+            parts.append(self._forward(token_ids, positions, slots, bounds, here))
         if not parts:
-            return torch.empty(0, self.model.vocab_size, device=batch.anchor.device)
-        return torch.cat(parts).to(batch.anchor.device)
+            return torch.empty(0, self.model.vocab_size, device=batch.anchor.device), length
+        return torch.cat(parts).to(batch.anchor.device), length
 
-    def _step(self, slots, positions, token_ids, active) -> torch.Tensor:
+    def _step(self, slots, positions, token_ids, active, length: int) -> torch.Tensor:
         """Take in one draft of each request that has room for the next; logits [B, V], zero for
         the others."""
         rows = torch.nonzero(active)[:, 0]
-        found = self._forward(token_ids[rows], positions[rows], slots[rows])
+        columns = token_ids[rows], positions[rows], slots[rows]
+        found = self._forward(*columns, Bounds(length, 1))
         for slot, token in zip(slots[rows].tolist(), token_ids[rows].tolist()):
             self._cached[slot].append(token)
         logits = found.new_zeros(len(slots), self.model.vocab_size)
         logits[rows] = found.to(logits)
         return logits.to(token_ids.device)
 
-    def _forward(self, token_ids, positions, slots, wanted=None, width: int = 1) -> torch.Tensor:
-        """Logits of rows `wanted`, all of them without. `width`: rows of a slot, at most."""
-        bounds = Bounds(min(self._length, self.max_len), width)
-        graphs = self._graphs if width <= self.block_size + 1 else None
+    def _forward(self, token_ids, positions, slots, bounds, wanted=None) -> torch.Tensor:
+        """Logits of rows `wanted`, all of them without."""
+        graphs = self._graphs if bounds.width <= self.block_size + 1 else None
         device = slots.device if graphs is None else device_of(self.model)
         rows = torch.arange(len(slots), device=device)
         if graphs is None and wanted is not None:
