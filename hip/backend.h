@@ -194,3 +194,4 @@ int launch(const char* /*name*/, void (*kernel)(Args), Dim3 grid, int threads, v
 
 #include "backends/no_warpgroup.h"
 #include "hip/matrix.h"
+#include "hip/scaled_matrix.h"

@@ -27,6 +27,11 @@ template <int W>
 constexpr bool kCanHaveMatrixUnit = W == 64;
 
 template <int W>
+constexpr bool kHasWideMatrixUnit = kHasMatrixUnit<W>;
+template <int W>
+constexpr bool kCanHaveWideMatrixUnit = W == 64;
+
+template <int W>
 constexpr int kMatrixLeftWords = 128 / W;
 
 template <int W, class Half>
@@ -48,6 +53,44 @@ DSPARK_DEVICE void matrix_instruction(const uint32_t (&left)[kMatrixLeftWords<W>
         c = __builtin_amdgcn_mfma_f32_16x16x16f16(a, b, c, 0, 0, 0);
     }
     for (int i = 0; i < 4; ++i) sums[i] = c[i];
+}
+
+// gfx950 takes all of a lane's words at once, the others two of them in an instruction.
+template <class Half>
+DSPARK_DEVICE void wide_matrix_instruction(const uint32_t (&left)[4], const uint32_t (&right)[4],
+                                           float (&sums)[4][4]) {
+    static_assert(kHasWideMatrixUnit<64>, "this hardware has no matrix unit");
+    constexpr bool kBrain = std::is_same_v<Half, BFloat16>;
+    static_assert(kBrain || std::is_same_v<Half, Float16>);
+    using Result = float __attribute__((ext_vector_type(16)));
+    Result c;
+    for (int i = 0; i < 16; ++i) c[i] = sums[i / 4][i % 4];
+#if defined(__gfx950__)
+    using Element = std::conditional_t<kBrain, __bf16, _Float16>;
+    using Operand = Element __attribute__((ext_vector_type(8)));
+    Operand a, b;
+    __builtin_memcpy(&a, left, sizeof(a));
+    __builtin_memcpy(&b, right, sizeof(b));
+    if constexpr (kBrain) {
+        c = __builtin_amdgcn_mfma_f32_32x32x16_bf16(a, b, c, 0, 0, 0);
+    } else {
+        c = __builtin_amdgcn_mfma_f32_32x32x16_f16(a, b, c, 0, 0, 0);
+    }
+#else
+    using Element = std::conditional_t<kBrain, short, _Float16>;
+    using Operand = Element __attribute__((ext_vector_type(4)));
+    for (int half = 0; half < 2; ++half) {
+        Operand a, b;
+        __builtin_memcpy(&a, left + 2 * half, sizeof(a));
+        __builtin_memcpy(&b, right + 2 * half, sizeof(b));
+        if constexpr (kBrain) {
+            c = __builtin_amdgcn_mfma_f32_32x32x8bf16_1k(a, b, c, 0, 0, 0);
+        } else {
+            c = __builtin_amdgcn_mfma_f32_32x32x8f16(a, b, c, 0, 0, 0);
+        }
+    }
+#endif
+    for (int i = 0; i < 16; ++i) sums[i / 4][i % 4] = c[i];
 }
 
 // ---- operands -----------------------------------------------------------------------------------

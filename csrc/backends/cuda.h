@@ -181,3 +181,4 @@ int launch_large(const char* /*name*/, void (*kernel)(Args), Dim3 grid, int thre
 
 #include "backends/cuda_matrix.h"
 #include "backends/cuda_warpgroup.h"
+#include "backends/no_scaled_matrix.h"

@@ -24,6 +24,17 @@ constexpr bool kCanHaveMatrixUnit = W == 32;
 template <int W>
 constexpr int kMatrixLeftWords = 128 / W;
 
+template <int W>
+constexpr bool kHasWideMatrixUnit = false;
+template <int W>
+constexpr bool kCanHaveWideMatrixUnit = false;
+// Never reached: it is of warps of 64.
+template <class Half>
+DSPARK_DEVICE void wide_matrix_instruction(const uint32_t (&)[4], const uint32_t (&)[4],
+                                           float (&)[4][4]) {
+    trap();
+}
+
 #define DSPARK_MMA(type)                                                                  \
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." type "." type                   \
                  ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"   \

@@ -50,6 +50,7 @@ struct MatrixProduct {
     static constexpr int kDepth = 32;
     static constexpr int kPieces = 64 / W;              // of the rows, in one lane
     static constexpr int kSums = kRows * kColumns / W;  // in one lane: 4 rows of 2 columns or of 1
+    static constexpr int kSumRows = 4;
 
     // What one lane holds of the rows and of the columns over one step, and of the sums.
     struct Rows {
@@ -72,6 +73,10 @@ struct MatrixProduct {
     // The row and the column of sum i of this lane.
     DSPARK_DEVICE static int sum_row(int i) {
         return W == 64 ? lane_index<W>() / 16 * 4 + i : lane_index<W>() % 4 * 4 + i % 2 + i / 4 * 2;
+    }
+    // Which of the lane's rows, counted from that of sum 0, it is.
+    DSPARK_HOST_DEVICE static constexpr int row_of_sum(int i) {
+        return W == 64 ? i : i % 2 + i / 4 * 2;
     }
     DSPARK_DEVICE static int sum_column(int i) { return W == 64 ? line() : line() + i / 2 % 2 * 8; }
 
@@ -105,10 +110,12 @@ struct MatrixProduct {
         return out;
     }
 
-    // Words that kColumns columns take. Columns c and c + 8 lie together.
+    // Words that kColumns columns take. In warps of 32 columns c and c + 8 lie together; in warps
+    // of 64 a column begins stride(depth) words after the one before.
     DSPARK_HOST_DEVICE static constexpr int column_words(int depth) {
-        return W == 64 ? 16 * (padded(depth) / 2 + 4) : 8 * (padded(depth) + 4);
+        return W == 64 ? 16 * stride(depth) : 8 * (padded(depth) + 4);
     }
+    DSPARK_HOST_DEVICE static constexpr int stride(int depth) { return padded(depth) / 2 + 4; }
     // Puts a piece of column `column`, 0 .. 7, and one of column + 8 from the same depth on, a
     // multiple of 8, into the columns that begin at `begin`. `depth` is that of the matrix.
     template <int N>
@@ -116,10 +123,10 @@ struct MatrixProduct {
                                             int column, int first, int depth,
                                             SharedArray<uint32_t, N>& words) {
         if constexpr (W == 64) {
-            const int stride = padded(depth) / 2 + 4;
-            const int at = begin + column * stride + first / 2;
+            const int at = begin + column * stride(depth) + first / 2;
             words.store4(at, low.word[0], low.word[1], low.word[2], low.word[3]);
-            words.store4(at + 8 * stride, high.word[0], high.word[1], high.word[2], high.word[3]);
+            words.store4(at + 8 * stride(depth), high.word[0], high.word[1], high.word[2],
+                         high.word[3]);
         } else {
             const int at = begin + column * (padded(depth) + 4) + first;
             words.store4(at, low.word[0], high.word[0], low.word[1], high.word[1]);
@@ -133,7 +140,7 @@ struct MatrixProduct {
         const int at = first + piece_depth();
         Columns out;
         if constexpr (W == 64) {
-            out.part[0] = load_words(words, begin + line() * (padded(depth) / 2 + 4) + at / 2);
+            out.part[0] = load_words(words, begin + line() * stride(depth) + at / 2);
         } else {
             const int from = begin + line() * (padded(depth) + 4) + at;
             for (int i = 0; i < kPieces; ++i) out.part[i] = load_words(words, from + 4 * i);

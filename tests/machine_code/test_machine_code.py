@@ -28,6 +28,10 @@ MATRIX = {
     "matrix_gemm_kernel<..., Fp8Weights": (1 + 2) * 3 * 2 * 4,
     "matrix_gemm_kernel<..., Fp4Weights": (1 + 2) * 4 * 4 * 4,
 }
+# The same of wide instructions: two or four tiles of x make one or two, with four instructions a
+# step, on gfx950 two. There mxfp4 with a bfloat16 has scaled ones: two for every other step.
+WIDE = {"Fp8Weights": 3 * 3 * 2 * 4, "Fp4Weights": 3 * 4 * 4 * 4}
+SCALED = 3 * 4 * 2 * 2
 
 BACKENDS = ["cuda", "hip"]
 WIDE_LOAD = {"cuda": r"LDG\.E\.(\w+\.)*128", "hip": r"global_load_(dwordx4|b128)"}
@@ -36,7 +40,10 @@ MATRIX_INSTRUCTION = {
     ("cuda", "Float16"): r"HMMA\.16816\.F32 ",
     ("hip", "BFloat16"): r"v_mfma_f32_16x16x16_?bf16",
     ("hip", "Float16"): r"v_mfma_f32_16x16x16_?f16",
+    ("wide", "BFloat16"): r"v_mfma_f32_32x32x(8|16)_?bf16",
+    ("wide", "Float16"): r"v_mfma_f32_32x32x(8|16)_?f16",
 }
+SCALED_INSTRUCTION = r"v_mfma_scale_f32_32x32x64_f8f6f4"
 # A kernel on warpgroups, where there are some: widths of products, 16 bits on both sides.
 WARPGROUP = "warpgroup_gemm_kernel"
 WARPGROUP_INSTRUCTIONS = (
@@ -129,6 +136,17 @@ def matrix_kind(kernel):
     return None
 
 
+def matrix_instructions(kernel, half):
+    """What a kernel multiplies with, and how many of them it has."""
+    if "WideTiles" not in kernel.name:
+        return MATRIX_INSTRUCTION[kernel.backend, half], MATRIX[matrix_kind(kernel)]
+    is_gfx950 = kernel.architecture == "gfx950"
+    if is_gfx950 and "Fp4Weights<BFloat16" in kernel.name:
+        return SCALED_INSTRUCTION, SCALED
+    (count,) = (count for format, count in WIDE.items() if format in kernel.name)
+    return MATRIX_INSTRUCTION["wide", half], count // 2 if is_gfx950 else count
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_matrix_kernels_use_matrix_instructions(backend):
     kernels = [kernel for kernel in usable(backend) if matrix_kind(kernel)]
@@ -140,9 +158,10 @@ def test_matrix_kernels_use_matrix_instructions(backend):
     assert {kernel.architecture for kernel in kernels} == wanted
     for kernel in kernels:
         half = re.search(r"\bB?Float16\b", kernel.name).group(0)
-        instruction = re.compile(MATRIX_INSTRUCTION[backend, half])
-        found = [line for line in kernel.instructions if instruction.match(line)]
-        assert len(found) == MATRIX[matrix_kind(kernel)], where(kernel)
+        instruction, count = matrix_instructions(kernel, half)
+        found = [line for line in kernel.instructions if re.match(instruction, line)]
+        every = [line for line in kernel.instructions if re.match("v_mfma|HMMA", line)]
+        assert len(found) == len(every) == count, where(kernel)
     assert {matrix_kind(kernel) for kernel in kernels} == set(MATRIX)
 
 

@@ -79,13 +79,29 @@ def operators(warp_size: int = 32, seed: int = 0, level: int = BOUNDS, multiproc
         yield
 
 
-def counters(call, warp_size: int = 32) -> dict:
+def counters(call, warp_size: int = 32, has_scaled_matrix_unit: bool = False) -> dict:
     """What `call()` launched and moved: {"kernels": {name: {...}}, "buffers": {name: {...}}}."""
     emulator, _ = _library()
-    with operators(warp_size=warp_size, level=COUNTERS):
+    with (
+        scaled_matrix_units(level=COUNTERS)
+        if has_scaled_matrix_unit
+        else operators(warp_size=warp_size, level=COUNTERS)
+    ):
         emulator.reset_counters()
         call()
         return emulator.counters()
+
+
+@contextlib.contextmanager
+def scaled_matrix_units(**settings):
+    """`operators` of a device with warps of 64 that multiplies narrow codes with scales."""
+    emulator, _ = _library()
+    with operators(warp_size=64, **settings):
+        emulator.set_scaled_matrix_unit(True)
+        try:
+            yield emulator
+        finally:
+            emulator.set_scaled_matrix_unit(False)
 
 
 @contextlib.contextmanager

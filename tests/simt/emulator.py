@@ -111,6 +111,9 @@ class Emulator:
     def set_warpgroups(self, has_them):
         self._call("set_warpgroups", ctypes.c_int(has_them))
 
+    def set_scaled_matrix_unit(self, has_one):
+        self._call("set_scaled_matrix_unit", ctypes.c_int(has_one))
+
     def register(self, array, name, flags=READ_WRITE):
         address, size = memory_of(array)
         if self._call("register_buffer", address, ctypes.c_int64(size), name.encode(), flags):

@@ -1,60 +1,10 @@
 // Matrix products of csrc/device/matrix.h against plain loops, and the emulator's matrix
 // instruction against the published layouts. Warps of 4 have no matrix unit; there the cases only
 // say so.
-#include <cmath>
-#include <random>
-
-#include "device/matrix.h"
-#include "device/narrow.h"
-#include "planted.h"
+#include "matrix_cases.h"
 
 namespace dspark::DSPARK_ISA {
 namespace {
-
-// Not multiples of a tile: 16 rows, 8 or 16 columns, 32 depths.
-constexpr int kRows = 117;
-constexpr int kColumns = 19;
-constexpr int kDepth = 72;
-template <class Half>
-struct ProductArgs {
-    Global<const Half> rows;     // [kRows, kDepth]
-    Global<const Half> columns;  // [kColumns, kDepth]
-    Global<float> sums;          // [kRows, kColumns]
-};
-constexpr int kRowLines = 128;
-constexpr int kColumnTiles = 2;
-constexpr int kPiecesPerLine = (kDepth + 31) / 32 * 4;  // 8 elements each
-template <int W>
-struct ProductShared {
-    using Product = MatrixProduct<W, BFloat16>;
-    SharedArray<uint32_t, kRowLines * Product::row_words(kDepth)> rows;
-    SharedArray<uint32_t, kColumnTiles * Product::column_words(kDepth)> columns;
-    SharedArray<float, 16 * Product::sum_words(kRowLines)> sums;
-};
-
-// A warp at a time takes a line, zeros behind the depth.
-template <int W, class Half>
-DSPARK_DEVICE void stage_rows(const HalfMatrix<Half>& from, ProductShared<W>& shared) {
-    for (int row = warp_index<W>(); row < kRowLines; row += kWarps<W>) {
-        for (int p = lane_index<W>(); p < kPiecesPerLine; p += W) {
-            const Bytes16 piece = from.piece(row, 8 * p);
-            shared.rows.store4(row * MatrixProduct<W, Half>::row_words(kDepth) + 4 * p,
-                               piece.word[0], piece.word[1], piece.word[2], piece.word[3]);
-        }
-    }
-}
-template <int W, class Half>
-DSPARK_DEVICE void stage_columns(const HalfMatrix<Half>& from, ProductShared<W>& shared) {
-    using Product = MatrixProduct<W, Half>;
-    for (int i = thread_idx(); i < kColumnTiles * 8 * kPiecesPerLine; i += kThreads) {
-        const int tile = i / kPiecesPerLine / 8, column = i / kPiecesPerLine % 8;
-        const int first = i % kPiecesPerLine * 8;
-        const Bytes16 low = from.piece(tile * 16 + column, first);
-        const Bytes16 high = from.piece(tile * 16 + column + 8, first);
-        Product::store_columns(low, high, tile * Product::column_words(kDepth), column, first,
-                               kDepth, shared.columns);
-    }
-}
 
 // Rows straight from device memory or through shared memory; sums to device memory straight from
 // the lanes or through shared memory.
@@ -135,43 +85,6 @@ void one_instruction(InstructionArgs<W> args) {
 namespace dspark::planted {
 namespace {
 
-using namespace dspark::DSPARK_ISA;
-
-template <class Half>
-Half half_of(float value) {
-    Half half;
-    narrow(value, &half);
-    return half;
-}
-
-// Numbers in which a wrong index shows, and random ones.
-enum Kind { kOneHot, kCodes, kPowers, kRandom, kKinds };
-
-float row_value(Kind kind, int row, int j, std::mt19937& random) {
-    switch (kind) {
-        case kOneHot:
-            return j == row * 31 % kDepth ? 1.0f : 0.0f;
-        case kCodes:
-            return static_cast<float>(row + 2 * (j % 3));
-        case kPowers:
-            return j == 7 ? std::ldexp(1.0f, row % 15) : 0.0f;
-        default:
-            return std::normal_distribution<float>()(random);
-    }
-}
-float column_value(Kind kind, int column, int j, std::mt19937& random) {
-    switch (kind) {
-        case kOneHot:
-            return static_cast<float>(column + 32 * (j % 8)) + (j / 8 % 2 == 0 ? 0.0f : -256.0f);
-        case kCodes:
-            return static_cast<float>(3 * column + j % 7);
-        case kPowers:
-            return std::ldexp(1.0f + static_cast<float>(column) / 32.0f, j % 15 - 7);
-        default:
-            return std::normal_distribution<float>()(random);
-    }
-}
-
 // The sum in the order that csrc/device/matrix.h and the emulator state for warps of W.
 template <class Half>
 float ordered_sum(const Half* row, const Half* column, int warp_size) {
@@ -190,51 +103,8 @@ float ordered_sum(const Half* row, const Half* column, int warp_size) {
     return sum;
 }
 
-// Bits as stated; and near the exact sum, within what any order of float32 additions may lose.
-template <class Half>
-bool sum_is_right(float found, const Half* row, const Half* column, int warp_size) {
-    double exact = 0.0, magnitude = 0.0;
-    for (int j = 0; j < kDepth; ++j) {
-        const double product = double(to_float(row[j])) * to_float(column[j]);
-        exact += product;
-        magnitude += std::fabs(product);
-    }
-    const double bound = kDepth * std::ldexp(magnitude, -24);
-    return found == ordered_sum(row, column, warp_size) && std::fabs(found - exact) <= bound;
-}
-
-template <int W, class Half>
-Outcome run_product(void (*kernel)(ProductArgs<Half>)) {
-    for (int k = 0; k < kKinds; ++k) {
-        const Kind kind = static_cast<Kind>(k);
-        std::mt19937 random(5);
-        DeviceVector<Half> rows("rows", kRows * kDepth, emulator::kReadOnly);
-        DeviceVector<Half> columns("columns", kColumns * kDepth, emulator::kReadOnly);
-        DeviceVector<float> sums("sums", kRows * kColumns, emulator::kUninitialised);
-        for (int i = 0; i < kRows * kDepth; ++i) {
-            rows[i] = half_of<Half>(row_value(kind, i / kDepth, i % kDepth, random));
-        }
-        for (int i = 0; i < kColumns * kDepth; ++i) {
-            columns[i] = half_of<Half>(column_value(kind, i / kDepth, i % kDepth, random));
-        }
-        const ProductArgs<Half> args = {rows.data(), columns.data(), sums.data()};
-        const int code = launch("product", kernel, {1, 1, 1}, kBlock, nullptr, args);
-        if (code != 0) return {code, false};
-        if (!kHasMatrixUnit<W>) return {0, true};
-        const bool right = all_of(kRows * kColumns, [&](int i) {
-            return sum_is_right(sums[i], rows.data() + i / kColumns * kDepth,
-                                columns.data() + i % kColumns * kDepth, W);
-        });
-        if (!right) return {0, false};
-    }
-    return {0, true};
-}
-
 // The lane that holds an entry, and at which place of its registers: from the tables of the makers,
 // read the other way round than the emulator does.
-struct Place {
-    int lane, place;
-};
 Place left_place(int i, int k, int warp_size) {
     if (warp_size == 64) return {16 * (k / 4) + i, k % 4};
     return {i % 8 * 4 + k % 8 / 2, k / 8 * 4 + i / 8 * 2 + k % 2};
@@ -284,18 +154,11 @@ Outcome run_instruction() {
             })};
 }
 
-#define DSPARK_MATRIX(Name, name, expression)      \
-    struct Name {                                  \
-        static constexpr const char* kName = name; \
-        template <int W>                           \
-        static Outcome run() {                     \
-            return expression;                     \
-        }                                          \
-    };
-
 template <int W, class Half, bool kShared, int kLanesIn>
 Outcome run_multiply() {
-    return run_product<W, Half>(multiply_matrices<W, Half, kShared, kLanesIn>);
+    return run_product(
+        multiply_matrices<W, Half, kShared, kLanesIn>, kHasMatrixUnit<W>,
+        [](const Half* row, const Half* column) { return ordered_sum(row, column, W); });
 }
 // Nothing to run where there is no matrix unit; what tells that there is none is the case's result.
 template <int W, class Half>

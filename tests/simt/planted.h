@@ -31,6 +31,7 @@ std::vector<Case> counting_cases();
 std::vector<Case> collective_cases();
 std::vector<Case> vocabulary_cases();
 std::vector<Case> matrix_cases();
+std::vector<Case> wide_matrix_cases();
 std::vector<Case> warpgroup_cases();
 std::vector<Case> ordering_cases();
 std::vector<Case> native_cases();  // bugs that only a sanitizer sees

@@ -10,8 +10,8 @@ std::vector<Case> all_cases() {
     std::vector<Case> all;
     for (const auto& cases :
          {synchronisation_cases(), divergence_cases(), memory_cases(), counting_cases(),
-          collective_cases(), vocabulary_cases(), matrix_cases(), warpgroup_cases(),
-          ordering_cases(), native_cases()}) {
+          collective_cases(), vocabulary_cases(), matrix_cases(), wide_matrix_cases(),
+          warpgroup_cases(), ordering_cases(), native_cases()}) {
         all.insert(all.end(), cases.begin(), cases.end());
     }
     return all;

@@ -63,17 +63,22 @@ def run(arguments: tuple, **settings) -> torch.Tensor:
         return torch.ops.dspark_simt.grouped_gemm(*arguments)
 
 
-def matrix_instructions(arguments: tuple, warp_size: int) -> int:
+def count(arguments: tuple, warp_size: int, **device) -> dict[str, int]:
+    """The kernel's counters."""
     counted = emulated.counters(
-        lambda: torch.ops.dspark_simt.grouped_gemm(*arguments), warp_size=warp_size
+        lambda: torch.ops.dspark_simt.grouped_gemm(*arguments), warp_size=warp_size, **device
     )
-    return counted["kernels"]["grouped_gemm"]["matrix_instructions"]
+    return counted["kernels"]["grouped_gemm"]
+
+
+def matrix_instructions(arguments: tuple, warp_size: int) -> int:
+    return count(arguments, warp_size)["matrix_instructions"]
 
 
 # ---- near float64 -------------------------------------------------------------------------------
 
 
-def check_near(arguments: tuple, x, weights, plan, **settings) -> None:
+def check_near(arguments: tuple, x, weights, plan, run=run, **settings) -> None:
     """Each product within K 2^-22 of the sum of magnitudes; all together within BOUND."""
     got = run(arguments, **settings).double()
     want = reference.grouped_gemm(x, weights.exact, plan)
@@ -231,6 +236,34 @@ def test_what_takes_matrix_units(kind, width, dtype, has_path):
                 assert bits_equal(run(given, warp_size=warp_size), want)
 
 
+@pytest.mark.parametrize("tokens", [1, 32])
+def test_codes_take_wide_instructions(tokens):
+    """128 columns of 128 rows of weights, of which four warps have 32 each. For 32 columns of its
+    rows a warp takes 2 x 2 instructions with 16 rows of x; wide, 2 with 32 rows of x."""
+    narrow, wide = 4 * 4 * 4 * -(-tokens // 16), 4 * 4 * 2
+    for kind, wanted in (("bf16", narrow), ("fp16", narrow), ("fp8-128", wide), ("mxfp4", wide)):
+        weights = sweep.make_weights(kind, (2, 128, 128))
+        plan = moe.plan(torch.zeros(tokens, 1, dtype=torch.int32), 2, tile_rows=64)
+        x = sweep.make_rows(tokens, 128, torch.float16 if kind == "fp16" else torch.bfloat16)
+        assert matrix_instructions(arguments_of(x, weights, plan), 64) == wanted, kind
+
+
+@pytest.mark.parametrize("warp_size", WITH_UNIT)
+@pytest.mark.parametrize("blocks", [1, 3, 4, 5, 7, 8, 11, 12])
+def test_scales_of_mxfp4_by_words_and_by_bytes(blocks, warp_size):
+    """Rows of scales that are and are not whole words; the last word of a row is partial. The bits
+    are those of panels, whose scales always are."""
+    weights = make_weights("mxfp4", (2, 34, 32 * blocks), torch.bfloat16, blocks)
+    plan = sweep.make_plan(9, 2, 2, blocks)
+    x = sweep.make_rows(9, 32 * blocks, torch.bfloat16, blocks)
+    given = arguments_of(x, weights, plan, dtype=torch.float32)
+    check_near(given, x, weights, plan, warp_size=warp_size)
+    packed = arguments_of(x, weights, plan, is_packed=True, dtype=torch.float32)
+    assert bits_equal(run(given, warp_size=warp_size), run(packed, warp_size=warp_size))
+    by_words, loads = (count(of, warp_size)["loads"] for of in (packed, given))
+    assert by_words == loads if blocks in (1, 4, 8, 12) else by_words < loads
+
+
 @pytest.mark.parametrize("packed", [False, True], ids=["rows", "panels"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_exact_where_the_chip_has_no_unit(kind, packed):
@@ -294,9 +327,6 @@ def test_lanes_meet_in_a_bank_only_where_warps_of_32_write_x(kind):
     plan = sweep.make_plan(40, 1, 2, tile_rows=64)
     given = arguments_of(sweep.make_rows(40, 512, torch.bfloat16), weights, plan)
     for warp_size, ways in ((32, 2), (64, 1)):
-        counted = emulated.counters(
-            lambda: torch.ops.dspark_simt.grouped_gemm(*given), warp_size=warp_size
-        )
-        kernel = counted["kernels"]["grouped_gemm"]
+        kernel = count(given, warp_size)
         assert kernel["worst_bank_ways"] == ways
         assert kernel["bank_conflicts"] <= 0.1 * (ways - 1) * kernel["shared_passes"]

@@ -11,15 +11,21 @@ PRODUCTS = (
     "matrix_float16",
     "matrix_float16_shared",
 )
-LAYOUTS = ("matrix_layout_bfloat16", "matrix_layout_float16")
+WIDE = ("matrix_wide_bfloat16", "matrix_wide_float16")
+LAYOUTS = (
+    *("matrix_layout_bfloat16", "matrix_layout_float16"),
+    *("matrix_wide_layout_bfloat16", "matrix_wide_layout_float16"),
+    "matrix_scaled_layout",
+)
 
 
 @pytest.mark.parametrize("level", [BOUNDS, FULL])
 @pytest.mark.parametrize("warp_size", (4, *WITH_UNIT))
 def test_products(selftest, warp_size, level):
     """Bit by bit in the stated order, and near the exact sums."""
-    outcomes = selftest.run(level, warp_size, SEEDS[:4], *PRODUCTS, *LAYOUTS)
-    assert len(outcomes) == 4 * len(PRODUCTS + LAYOUTS)
+    cases = (*PRODUCTS, *WIDE, *LAYOUTS)
+    outcomes = selftest.run(level, warp_size, SEEDS[:4], *cases)
+    assert len(outcomes) == 4 * len(cases)
     for outcome in outcomes:
         assert outcome["code"] == 0 and outcome["correct"], outcome
 
@@ -45,3 +51,13 @@ def test_instructions_and_banks(selftest, warp_size):
         assert counters["accesses_16"] > 0
         if case.endswith("shared"):
             assert counters["bank_conflicts"] <= 4 * 48
+
+
+def test_wide_instructions_and_banks(selftest):
+    """4 x 1 tiles of 32 x 32 sums, 3 steps of 2 instructions, four matrices. No lanes meet in a
+    bank but those that bring columns in."""
+    for case in WIDE:
+        (outcome,) = selftest.run(FULL, 64, [0], case)
+        counters = outcome["counters"]["kernels"]["product"]
+        assert counters["matrix_instructions"] == 4 * 3 * 2 * 4
+        assert counters["accesses_16"] > 0 and counters["bank_conflicts"] <= 4 * 48

@@ -217,4 +217,5 @@ int launch_large(const char* name, void (*kernel)(Args), Dim3 grid, int threads,
 }  // namespace dspark::DSPARK_ISA
 
 #include "backends/simt/matrix.h"
+#include "backends/simt/scaled_matrix.h"
 #include "backends/simt/warpgroup.h"

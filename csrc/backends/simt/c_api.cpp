@@ -24,6 +24,9 @@ DSPARK_EXPORT void dspark_simt_set_warp_size(int warp_size) {
 DSPARK_EXPORT void dspark_simt_set_warpgroups(int has_them) {
     emulator::set_warpgroups(has_them != 0);
 }
+DSPARK_EXPORT void dspark_simt_set_scaled_matrix_unit(int has_one) {
+    emulator::set_scaled_matrix_unit(has_one != 0);
+}
 DSPARK_EXPORT void dspark_simt_set_multiprocessors(int count) {
     emulator::set_multiprocessors(count);
 }

@@ -55,6 +55,9 @@ int warp_size();
 // Whether the device, with warps of 32, has warpgroups; not by default.
 void set_warpgroups(bool has_them);
 bool has_warpgroups();
+// Whether the device, with warps of 64, multiplies narrow codes with scales; not by default.
+void set_scaled_matrix_unit(bool has_one);
+bool has_scaled_matrix_unit();
 // Likewise how many multiprocessors it has; 2 by default.
 void set_multiprocessors(int count);
 int multiprocessors();
@@ -112,7 +115,12 @@ struct MatrixRegisters {
 };
 void matrix_operation(FloatType type, int warp_size, const MatrixRegisters& registers,
                       const char* file, int line);
+void scaled_matrix_operation(const MatrixRegisters& registers, const char* file, int line);
+void wide_matrix_operation(FloatType type, const MatrixRegisters& registers, const char* file,
+                           int line);
 uint32_t multiply_halves(FloatType type, uint32_t a, uint32_t b);
+uint32_t narrow_e4m3(float value);
+float widen_e4m3(uint32_t code);
 void block_barrier(const char* file, int line);
 void require_warp_size(int warp_size);
 [[noreturn]] void trap();

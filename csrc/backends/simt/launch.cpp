@@ -34,6 +34,12 @@ void set_warpgroups(bool has_them) {
 bool has_warpgroups() {
     return machine.settings.warpgroups && machine.settings.warp_size == 32;
 }
+void set_scaled_matrix_unit(bool has_one) {
+    machine.settings.scaled_matrix_unit = has_one;
+}
+bool has_scaled_matrix_unit() {
+    return machine.settings.scaled_matrix_unit && machine.settings.warp_size == 64;
+}
 void set_multiprocessors(int count) {
     machine.settings.multiprocessors = count;
 }

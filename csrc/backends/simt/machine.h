@@ -68,6 +68,7 @@ struct Settings {
     int64_t access_limit = 1 << 22;
     int warp_size = 32;
     bool warpgroups = false;
+    bool scaled_matrix_unit = false;
     int multiprocessors = 2;
     LaunchHook hook = nullptr;
 };

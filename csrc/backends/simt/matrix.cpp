@@ -1,19 +1,23 @@
 // Matrix instructions, from the register layouts that their makers publish.
 #include "backends/simt/machine.h"
 #include "device/dtype.h"
+#include "device/formats.h"
 #include "device/narrow.h"
 
 namespace dspark::emulator {
 namespace {
 
-constexpr int kLeft = 16;
+// Added to the type of the operands in the argument of a warp operation.
+constexpr int kWide = 8;
+constexpr int kScaled = 16;
+
 constexpr int kDepth = 16;
-constexpr int kMaxRight = 16;
+constexpr int kMaxLines = 32;
 
 struct Matrices {
-    float left[kLeft][kDepth];
-    float right[kMaxRight][kDepth];
-    float sums[kLeft][kMaxRight];
+    float left[kMaxLines][kDepth];
+    float right[kMaxLines][kDepth];
+    float sums[kMaxLines][kMaxLines];
 };
 
 // Element i of a lane's registers, two to a word.
@@ -25,8 +29,11 @@ float element(const uint32_t* words, int i, FloatType type) {
 
 // mma.m16n8k16, "Parallel Thread Execution ISA", section on its matrix fragments.
 struct LayoutOf32 {
-    static constexpr int kLeftElements = 8;
+    static constexpr int kLeft = 16;
     static constexpr int kRight = 8;
+    static constexpr int kLeftElements = 8;
+    static constexpr int kRightElements = 4;
+    static constexpr int kSums = 4;
 
     static int group(int lane) { return lane >> 2; }
     static int member(int lane) { return lane % 4; }
@@ -47,8 +54,11 @@ struct LayoutOf32 {
 // v_mfma_f32_16x16x16, as AMD's matrix instruction calculator gives it: A[i][k] on the left,
 // B[k][j] on the right, D[i][j].
 struct LayoutOf64 {
-    static constexpr int kLeftElements = 4;
+    static constexpr int kLeft = 16;
     static constexpr int kRight = 16;
+    static constexpr int kLeftElements = 4;
+    static constexpr int kRightElements = 4;
+    static constexpr int kSums = 4;
 
     static int left(int lane, int) { return lane % 16; }
     static int left_depth(int lane, int i) { return 4 * (lane / 16) + i; }
@@ -58,27 +68,45 @@ struct LayoutOf64 {
     static int sum_right(int lane, int) { return lane % 16; }
 };
 
+// v_mfma_f32_32x32x8 of the same source, twice: elements 4 .. 7 are the operands of the second.
+struct WideLayout {
+    static constexpr int kLeft = 32;
+    static constexpr int kRight = 32;
+    static constexpr int kLeftElements = 8;
+    static constexpr int kRightElements = 8;
+    static constexpr int kSums = 16;
+
+    static int left(int lane, int) { return lane % 32; }
+    static int left_depth(int lane, int i) { return 8 * (i / 4) + 4 * (lane / 32) + i % 4; }
+    static int right(int lane, int) { return lane % 32; }
+    static int right_depth(int lane, int i) { return 8 * (i / 4) + 4 * (lane / 32) + i % 4; }
+    static int sum_left(int lane, int i) { return 8 * (i / 4) + 4 * (lane / 32) + i % 4; }
+    static int sum_right(int lane, int) { return lane % 32; }
+};
+
 template <class Layout>
 void gather(const MatrixRegisters& registers, FloatType type, int lane, Matrices& m) {
     for (int i = 0; i < Layout::kLeftElements; ++i) {
         m.left[Layout::left(lane, i)][Layout::left_depth(lane, i)] =
             element(registers.left, i, type);
     }
-    for (int i = 0; i < 4; ++i) {
+    for (int i = 0; i < Layout::kRightElements; ++i) {
         m.right[Layout::right(lane, i)][Layout::right_depth(lane, i)] =
             element(registers.right, i, type);
+    }
+    for (int i = 0; i < Layout::kSums; ++i) {
         m.sums[Layout::sum_left(lane, i)][Layout::sum_right(lane, i)] = registers.sums[i];
     }
 }
 
 template <class Layout>
 void multiply(const Thread* lanes, int warp_size) {
-    const auto type = static_cast<FloatType>(lanes[0].argument);
+    const auto type = static_cast<FloatType>(lanes[0].argument % kWide);
     Matrices m;
     for (int lane = 0; lane < warp_size; ++lane) {
         gather<Layout>(*lanes[lane].registers, type, lane, m);
     }
-    for (int i = 0; i < kLeft; ++i) {
+    for (int i = 0; i < Layout::kLeft; ++i) {
         for (int j = 0; j < Layout::kRight; ++j) {
             for (int k = 0; k < kDepth; ++k) {
                 m.sums[i][j] += m.left[i][k] * m.right[j][k];
@@ -86,9 +114,49 @@ void multiply(const Thread* lanes, int warp_size) {
         }
     }
     for (int lane = 0; lane < warp_size; ++lane) {
-        for (int i = 0; i < 4; ++i) {
+        for (int i = 0; i < Layout::kSums; ++i) {
             lanes[lane].registers->sums[i] =
                 m.sums[Layout::sum_left(lane, i)][Layout::sum_right(lane, i)];
+        }
+    }
+}
+
+// v_mfma_scale_f32_32x32x64_f8f6f4 with e4m3 on the left and e2m1 on the right, as the same source
+// gives it: of codes of 8 bits a lane holds two runs of 16 of the depth, of those of 4 bits one of
+// 32; its scales are those of the depths 32 (lane / 32) and on.
+struct Scaled {
+    float left[32][64], right[32][64];
+    double left_scale[32][2], right_scale[32][2];
+};
+
+void gather_scaled(const MatrixRegisters& registers, int lane, Scaled& m) {
+    const int line = lane % 32, half = lane / 32;
+    for (int i = 0; i < 32; ++i) {
+        const uint32_t eight = registers.left[i / 4] >> 8 * (i % 4);
+        const uint32_t four = registers.right[i / 8] >> 4 * (i % 8);
+        m.left[line][i / 16 * 32 + 16 * half + i % 16] =
+            simt::to_float(simt::Fp8E4M3{static_cast<uint8_t>(eight)});
+        m.right[line][32 * half + i] =
+            simt::to_float(simt::Fp4E2M1{static_cast<uint8_t>(four & 15u)});
+    }
+    m.left_scale[line][half] = simt::to_float(simt::E8M0{static_cast<uint8_t>(registers.left[8])});
+    m.right_scale[line][half] =
+        simt::to_float(simt::E8M0{static_cast<uint8_t>(registers.right[4])});
+}
+
+void multiply_scaled(const Thread* lanes) {
+    Scaled m;
+    for (int lane = 0; lane < 64; ++lane) gather_scaled(*lanes[lane].registers, lane, m);
+    for (int lane = 0; lane < 64; ++lane) {
+        for (int i = 0; i < 16; ++i) {
+            const int a = WideLayout::sum_left(lane, i), b = WideLayout::sum_right(lane, i);
+            float& sum = lanes[lane].registers->sums[i];
+            for (int half = 0; half < 2; ++half) {
+                float part = 0.0f;
+                for (int k = 32 * half; k < 32 * half + 32; ++k)
+                    part += m.left[a][k] * m.right[b][k];
+                sum += static_cast<float>(part * m.left_scale[a][half] * m.right_scale[b][half]);
+            }
         }
     }
 }
@@ -119,8 +187,21 @@ uint32_t multiply_halves(FloatType type, uint32_t a, uint32_t b) {
     return type == FloatType::kBFloat16 ? products<BFloat16>(a, b) : products<Float16>(a, b);
 }
 
+uint32_t narrow_e4m3(float value) {
+    simt::Fp8E4M3 code;
+    simt::narrow(value, &code);
+    return code.bits;
+}
+float widen_e4m3(uint32_t code) {
+    return simt::to_float(simt::Fp8E4M3{static_cast<uint8_t>(code)});
+}
+
 void multiply_matrices(const Thread* lanes, int warp_size) {
-    if (warp_size == 32) {
+    if (lanes[0].argument == kScaled) {
+        multiply_scaled(lanes);
+    } else if (lanes[0].argument >= kWide) {
+        multiply<WideLayout>(lanes, warp_size);
+    } else if (warp_size == 32) {
         multiply<LayoutOf32>(lanes, warp_size);
     } else {
         multiply<LayoutOf64>(lanes, warp_size);
@@ -131,6 +212,17 @@ void matrix_operation(FloatType type, int warp_size, const MatrixRegisters& regi
                       const char* file, int line) {
     current->registers = &registers;
     warp_operation(Operation::kMatrix, warp_size, 0, static_cast<int>(type), file, line);
+}
+
+void scaled_matrix_operation(const MatrixRegisters& registers, const char* file, int line) {
+    current->registers = &registers;
+    warp_operation(Operation::kMatrix, 64, 0, kScaled, file, line);
+}
+
+void wide_matrix_operation(FloatType type, const MatrixRegisters& registers, const char* file,
+                           int line) {
+    current->registers = &registers;
+    warp_operation(Operation::kMatrix, 64, 0, kWide + static_cast<int>(type), file, line);
 }
 
 }  // namespace dspark::emulator

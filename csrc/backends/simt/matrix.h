@@ -14,6 +14,13 @@
 //     |       |   right 2 (l % 4) + i % 2                     |   right l % 16
 //
 // where the element of the smaller depth is the low half of its word.
+//
+// A wide one, in warps of 64, multiplies 32 lines with 32 over a depth of 16:
+//
+//     | left, right | word w: line l % 32, depth 8 (l / 32) + 2 w and the next one
+//     | sums        | entry [i][j]: left 8 i + 4 (l / 32) + j, right l % 32
+//
+// Some hardware does so in two instructions, of the first and of the last two words of all lanes.
 #pragma once
 
 #include <cstdint>
@@ -50,6 +57,23 @@ DSPARK_DEVICE void matrix_instruction(const uint32_t (&left)[kMatrixLeftWords<W>
     static_assert(kBrain || std::is_same_v<Half, Float16>);
     emulator::matrix_operation(kBrain ? FloatType::kBFloat16 : FloatType::kFloat16, W,
                                {left, right, sums}, file, line);
+}
+
+// Whether the hardware has a wide one, and whether some hardware with warps of W does.
+template <int W>
+constexpr bool kHasWideMatrixUnit = W == 64;
+template <int W>
+constexpr bool kCanHaveWideMatrixUnit = W == 64;
+
+// One wide matrix instruction, of warps of 64. The emulator does it in two.
+template <class Half>
+DSPARK_DEVICE void wide_matrix_instruction(const uint32_t (&left)[4], const uint32_t (&right)[4],
+                                           float (&sums)[4][4], const char* file = __builtin_FILE(),
+                                           int line = __builtin_LINE()) {
+    constexpr bool kBrain = std::is_same_v<Half, BFloat16>;
+    static_assert(kBrain || std::is_same_v<Half, Float16>);
+    emulator::wide_matrix_operation(kBrain ? FloatType::kBFloat16 : FloatType::kFloat16,
+                                    {left, right, sums[0]}, file, line);
 }
 
 // ---- operands -----------------------------------------------------------------------------------

@@ -12,9 +12,11 @@ namespace {
 using namespace experts;
 using dspark::experts::blocks_of_multiprocessor;
 using dspark::experts::has_aligned_rows;
+using dspark::experts::has_scale_words;
 using dspark::experts::is_fp8;
 using dspark::experts::most_item_tiles;
 using dspark::experts::suits_matrix_units;
+using dspark::experts::takes_wide_tiles;
 
 // Blocks of a grid that goes through more items than that.
 constexpr int64_t kMostBlocks = int64_t{1} << 20;
@@ -49,15 +51,25 @@ void launch_gemm(Sequence& sequence, const GemmLaunch& launch) {
     }
 }
 
+// Whether weights of so many bits go by wide instructions where warps have W lanes.
+template <int W>
+constexpr bool is_wide(int bits) {
+    return kCanHaveWideMatrixUnit<W> && takes_wide_tiles(bits);
+}
+template <int W, class Half, int kBits>
+using TilesOf = std::conditional_t<is_wide<W>(kBits), WideTiles<Half>, NarrowTiles<Half>>;
+
 template <int W, class Half>
 void (*matrix_kernel(WeightFormat format))(MatrixLaunch) {
+    using Tiles = TilesOf<W, Half, 8>;
     switch (format) {
         case WeightFormat::kFp8E4M3:
-            return matrix_gemm_kernel<W, Fp8Weights<Fp8E4M3, Half>, ByteDecoder<Fp8E4M3>>;
+            return matrix_gemm_kernel<W, Fp8Weights<Fp8E4M3, Half, Tiles>, ByteDecoder<Fp8E4M3>>;
         case WeightFormat::kFp8E4M3Fnuz:
-            return matrix_gemm_kernel<W, Fp8Weights<Fp8E4M3Fnuz, Half>, ByteDecoder<Fp8E4M3Fnuz>>;
+            return matrix_gemm_kernel<W, Fp8Weights<Fp8E4M3Fnuz, Half, Tiles>,
+                                      ByteDecoder<Fp8E4M3Fnuz>>;
         case WeightFormat::kMxFp4:
-            return matrix_gemm_kernel<W, Fp4Weights<Half>, Fp4Decoder>;
+            return matrix_gemm_kernel<W, Fp4Weights<Half, TilesOf<W, Half, 4>>, Fp4Decoder>;
         default:
             return matrix_gemm_kernel<W, PlainWeights<Half>, HalfDecoder<Half>>;
     }
@@ -72,17 +84,18 @@ int bits_of(WeightFormat format) {
 template <int W>
 void launch_matrix(Sequence& sequence, const GemmLaunch& lanes) {
     const GroupedGemmArgs& args = lanes.args;
+    const int bits = bits_of(args.weight.format);
     const int64_t ranges = ceil_div_of(args.weight.rows, kItemRows);
     const int64_t most_items = args.tiles.count * ranges + ceil_div_of(args.rows.capacity, kGroups);
-    const int64_t most_blocks =
-        int64_t{blocks_of_multiprocessor(bits_of(args.weight.format))} * multiprocessors();
+    const int64_t most_blocks = int64_t{blocks_of_multiprocessor(bits)} * multiprocessors();
     const int64_t blocks = most_items < most_blocks ? most_items : most_blocks;
     const MatrixLaunch launch = {lanes,
                                  static_cast<int>(ranges),
                                  static_cast<int>(blocks / ranges),
                                  static_cast<int>(blocks % ranges),
-                                 16 * most_item_tiles(bits_of(args.weight.format)),
-                                 has_aligned_rows(args.x)};
+                                 16 * most_item_tiles(bits, is_wide<W>(bits)),
+                                 has_aligned_rows(args.x),
+                                 has_scale_words(args.weight)};
     sequence.run("grouped_gemm",
                  args.x_dtype == FloatType::kBFloat16
                      ? matrix_kernel<W, BFloat16>(args.weight.format)

@@ -1,4 +1,5 @@
-// How matrix units share the work of grouped_gemm. Numbers to tune: no result depends on them.
+// How matrix units share the work of grouped_gemm. Numbers to tune: no result depends on them, save
+// on takes_wide_tiles.
 #pragma once
 
 #include <cstdint>
@@ -19,8 +20,8 @@ constexpr int blocks_of_multiprocessor(int bits) {
     return bits == 4 ? 1 : 2;
 }
 // Tiles of an item, at most. Of a tile of the plan with more rows the weights are read again.
-constexpr int most_item_tiles(int bits) {
-    return bits == 16 ? 4 : 2;
+constexpr int most_item_tiles(int bits, bool is_wide) {
+    return bits == 16 || is_wide ? 4 : 2;
 }
 // Loads of 64 bytes of each of its rows that a warp has on their way. A warp has 16 rows (of 32
 // lanes) or two times 16 (of 64), so that a block waits for 8 KiB times as many.
@@ -32,6 +33,12 @@ constexpr int loads_on_their_way(int bits) {
 // KiB of shared memory.
 constexpr int chunk_steps(int tiles) {
     return tiles <= 2 ? 4 : 2;
+}
+
+// Whether weights go by wide matrix instructions, of hardware that has them: codes, of which a lane
+// then has one row's scale instead of eight. Bits differ, so only what weights are may decide.
+constexpr bool takes_wide_tiles(int bits) {
+    return bits < 16;
 }
 
 inline bool is_fp8(WeightFormat format) {
@@ -59,6 +66,14 @@ inline bool has_aligned_rows(const RowsIn& x) {
     uint64_t address = 0;
     std::memcpy(&address, &x.data, sizeof(address));
     return address % 16 == 0 && x.stride % 8 == 0;
+}
+
+// Whether the scales of 128 columns of mxfp4 are an aligned word in every row.
+inline bool has_scale_words(const ExpertWeights& weight) {
+    uint64_t address = 0;
+    std::memcpy(&address, &weight.scale, sizeof(address));
+    return address % 4 == 0 &&
+           (weight.layout == WeightLayout::kPanels || weight.scale_columns % 4 == 0);
 }
 
 }  // namespace dspark::experts

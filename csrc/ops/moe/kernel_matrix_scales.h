@@ -1,0 +1,154 @@
+// The scales of the rows whose sums a lane has: those of one step, and those that come next, on
+// their way while the others are used.
+#pragma once
+
+#include "ops/moe/kernel_matrix_weights.h"
+
+namespace dspark::DSPARK_ISA::experts {
+
+// Where the scales of the rows of a lane begin.
+template <int W, class Format>
+struct ScalePlaces {
+    using Product = ProductOf<W, Format>;
+    static constexpr int kTiles = kRowTiles<W, Format>;
+    static constexpr int kRows = Product::kSumRows;
+    int64_t expert;
+    int row[kTiles][kRows];  // from there on; those of the first row where there is none
+
+    DSPARK_DEVICE void move_to(const GroupedGemmArgs& args, int64_t of_expert, int64_t first) {
+        expert = scale_begin(args, of_expert, 0);
+        DSPARK_UNROLL
+        for (int t = 0; t < kTiles; ++t) {
+            DSPARK_UNROLL
+            for (int r = 0; r < kRows; ++r) {
+                const int64_t v = first + tile_row<W, Format>(t) + Product::sum_row(0) + r;
+                row[t][r] = static_cast<int>(scale_begin(args, 0, v < args.weight.rows ? v : 0));
+            }
+        }
+    }
+    DSPARK_DEVICE int64_t begin(int t, int r) const { return expert + row[t][r]; }
+};
+
+template <int W, class Format, bool kHasScales = Format::kHasScales, bool kIsFp4 = Format::kIsFp4>
+struct WeightScales;
+
+// Without scales.
+template <int W, class Format>
+struct WeightScales<W, Format, false, false> {
+    DSPARK_DEVICE void move_to(const MatrixLaunch&, int64_t, int64_t) {}
+    template <int kStep>
+    DSPARK_DEVICE void advance(const MatrixLaunch&, int) {}
+};
+
+// Of blocks of any number of columns, E8M0 or float32.
+template <int W, class Format>
+struct WeightScales<W, Format, true, false> {
+    using Places = ScalePlaces<W, Format>;
+    Places places;
+    int next_block;  // to be fetched
+    uint32_t now[Places::kTiles][Places::kRows];
+    uint32_t next[Places::kTiles][Places::kRows];
+
+    DSPARK_DEVICE void move_to(const MatrixLaunch& launch, int64_t expert, int64_t first) {
+        places.move_to(launch.lanes.args, expert, first);
+        next_block = 0;
+        DSPARK_UNROLL
+        for (int t = 0; t < Places::kTiles; ++t) {
+            DSPARK_UNROLL
+            for (int r = 0; r < Places::kRows; ++r) next[t][r] = 0;
+        }
+        fetch(launch.lanes.args.weight, 0);
+    }
+    // Before step `step`, number kStep of its load, is multiplied.
+    template <int kStep>
+    DSPARK_DEVICE void advance(const MatrixLaunch& launch, int step) {
+        DSPARK_UNROLL
+        for (int t = 0; t < Places::kTiles; ++t) {
+            DSPARK_UNROLL
+            for (int r = 0; r < Places::kRows; ++r) now[t][r] = next[t][r];
+        }
+        fetch(launch.lanes.args.weight, step + 1);
+    }
+    DSPARK_DEVICE float scale(const ExpertWeights& weight, int tile, int row) const {
+        const uint32_t stored = now[tile][row];
+        if (weight.scale_is_e8m0) return to_float(E8M0{static_cast<uint8_t>(stored)});
+        return bit_cast<float>(stored);
+    }
+
+  private:
+    // The scales of `step`, unless they are there already.
+    DSPARK_DEVICE void fetch(const ExpertWeights& weight, int step) {
+        if (32 * step < next_block * static_cast<int>(weight.block_columns)) return;
+        if (next_block >= weight.scale_columns) return;
+        DSPARK_UNROLL
+        for (int t = 0; t < Places::kTiles; ++t) {
+            DSPARK_UNROLL
+            for (int r = 0; r < Places::kRows; ++r) {
+                const int64_t at = places.begin(t, r) + next_block;
+                next[t][r] = weight.scale_is_e8m0 ? global_cast<const uint8_t>(weight.scale)[at]
+                                                  : global_cast<const uint32_t>(weight.scale)[at];
+            }
+        }
+        ++next_block;
+    }
+};
+
+// E8M0 of 32 columns: a word has those of the four steps of a load, the first in its low byte.
+template <int W, class Format>
+struct WeightScales<W, Format, true, true> {
+    using Places = ScalePlaces<W, Format>;
+    static_assert(Format::kSteps == 4);
+    Places places;
+    uint32_t now[Places::kTiles][Places::kRows];
+    uint32_t next[Places::kTiles][Places::kRows];
+    int byte;  // of the step
+
+    DSPARK_DEVICE void move_to(const MatrixLaunch& launch, int64_t expert, int64_t first) {
+        places.move_to(launch.lanes.args, expert, first);
+        fetch(launch, 0);
+    }
+    template <int kStep>
+    DSPARK_DEVICE void advance(const MatrixLaunch& launch, [[maybe_unused]] int step) {
+        byte = kStep;
+        if constexpr (kStep == 0) {
+            DSPARK_UNROLL
+            for (int t = 0; t < Places::kTiles; ++t) {
+                DSPARK_UNROLL
+                for (int r = 0; r < Places::kRows; ++r) now[t][r] = next[t][r];
+            }
+            fetch(launch, step + 4);
+        }
+    }
+    DSPARK_DEVICE float scale(const ExpertWeights&, int tile, int row) const {
+        return to_float(E8M0{static_cast<uint8_t>(now[tile][row] >> 8 * byte)});
+    }
+
+  private:
+    // The scales of four steps from `step` on, where there are any.
+    DSPARK_DEVICE void fetch(const MatrixLaunch& launch, int step) {
+        const ExpertWeights& weight = launch.lanes.args.weight;
+        const int left = static_cast<int>(weight.scale_columns) - step;
+        if (left <= 0) return;
+        const int64_t distance = scale_distance(weight, step);
+        const Global<const uint8_t> bytes = global_cast<const uint8_t>(weight.scale);
+        DSPARK_UNROLL
+        for (int t = 0; t < Places::kTiles; ++t) {
+            DSPARK_UNROLL
+            for (int r = 0; r < Places::kRows; ++r) {
+                const int64_t at = places.begin(t, r) + distance;
+                uint32_t& word = next[t][r];
+                if (launch.has_scale_words) {
+                    word = global_cast<const uint32_t>(weight.scale)[at / 4];
+                    continue;
+                }
+                word = bytes[at];
+                DSPARK_UNROLL
+                for (int i = 1; i < 4; ++i) {
+                    if (i < left) word |= static_cast<uint32_t>(bytes[at + i]) << 8 * i;
+                }
+            }
+        }
+    }
+};
+
+}  // namespace dspark::DSPARK_ISA::experts
