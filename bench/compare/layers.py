@@ -43,25 +43,11 @@ def vllm_rms_norm():
     return call
 
 
-def flashinfer_rms_norm():
-    from flashinfer.norm import rmsnorm
-
-    return lambda x, weight: rmsnorm(x, weight, EPS)
-
-
-def sglang_rms_norm():
-    from sgl_kernel import rmsnorm
-
-    return lambda x, weight: rmsnorm(x, weight, EPS)
-
-
 def rms_norm_works() -> list[Work]:
     contenders = [
         Contender("dspark_ext", lambda: lambda x, w: decoder.rms_norm(x, w, EPS), ours=True),
         Contender("torch", lambda: lambda x, w: F.rms_norm(x, w.shape, w, EPS)),
         Contender("vllm rms_norm", vllm_rms_norm),
-        Contender("flashinfer rmsnorm", flashinfer_rms_norm, gpu=True),
-        Contender("sgl_kernel rmsnorm", sglang_rms_norm, gpu=True),
     ]
     return [
         Work(
@@ -100,25 +86,11 @@ def torch_silu():
     return call
 
 
-def flashinfer_silu():
-    from flashinfer.activation import silu_and_mul
-
-    return silu_and_mul
-
-
-def sglang_silu():
-    from sgl_kernel import silu_and_mul
-
-    return silu_and_mul
-
-
 def silu_works() -> list[Work]:
     contenders = [
         Contender("dspark_ext", lambda: decoder.silu_mul, ours=True),
         Contender("torch", torch_silu),
         Contender("vllm silu_and_mul", vllm_silu),
-        Contender("flashinfer silu_and_mul", flashinfer_silu, gpu=True),
-        Contender("sgl_kernel silu_and_mul", sglang_silu, gpu=True),
     ]
     return [
         Work(
