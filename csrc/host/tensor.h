@@ -9,6 +9,7 @@
 
 #include "device/float_type.h"
 #include "host/check.h"
+#include "host/text.h"
 
 namespace dspark::host {
 

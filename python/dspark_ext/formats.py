@@ -23,6 +23,7 @@ FORMATS = ("fp8_e4m3", "fp8_e4m3fnuz", "mxfp4")
 CODE_DTYPES = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e4m3fnuz": torch.float8_e4m3fnuz}
 LARGEST = {"fp8_e4m3": 448.0, "fp8_e4m3fnuz": 240.0, "mxfp4": 6.0}
 DEFAULT_BLOCKS = {"fp8_e4m3": (128, 128), "fp8_e4m3fnuz": (128, 128), "mxfp4": (1, 32)}
+_MOST_BLOCK = 1 << 30
 SCALE_DTYPES = (torch.float8_e8m0fnu, torch.float32)
 _CODES = {"mxfp4": "fp4_e2m1"}  # name of the codes of a weight format, where it differs
 
@@ -171,7 +172,12 @@ def check_format(
         wanted = "torch.float8_e8m0fnu" + ("" if format == "mxfp4" else " or torch.float32")
         raise ValueError(f"{name}: scale_dtype: expected {wanted} for {format}, got {scale_dtype}")
     block = DEFAULT_BLOCKS[format] if block is None else tuple(block)
-    if len(block) != 2 or min(block) < 1 or (format == "mxfp4" and block[1] % 2):
+    if (
+        len(block) != 2
+        or min(block) < 1
+        or max(block) > _MOST_BLOCK
+        or (format == "mxfp4" and block[1] % 2)
+    ):
         raise ValueError(
             f"{name}: block: expected (rows, columns), even columns for mxfp4, got {block}"
         )

@@ -79,8 +79,8 @@ def _expand(value, rows: Tensor, dtype: torch.dtype, like: Tensor) -> Tensor | N
     if isinstance(value, Tensor):
         if value.dtype != dtype and (dtype.is_floating_point or not value.is_floating_point()):
             value = value.to(dtype)
-        return value if value.dim() else value.expand(rows.shape[0]).contiguous()
-    return torch.full((rows.shape[0],), value, dtype=dtype, device=like.device)
+        return value if value.dim() else value.expand(rows.shape[:1]).contiguous()
+    return torch.full(rows.shape[:1], value, dtype=dtype, device=like.device)
 
 
 def rejection_sample(

@@ -143,6 +143,15 @@ def schedule(
 def _as_capacity(capacity, device: torch.device | None) -> torch.Tensor:
     if isinstance(capacity, torch.Tensor) and capacity.dtype == torch.int32:
         return capacity if device is None or capacity.device == device else capacity.to(device)
+    if isinstance(capacity, torch.Tensor):
+        dtype = capacity.dtype
+        if dtype.is_floating_point or dtype.is_complex or dtype == torch.bool:
+            raise RuntimeError(
+                "dspark_ext.schedule: capacity: expected integers, got "
+                f"{str(dtype).removeprefix('torch.')}"
+            )
+        if dtype == torch.int64:  # what int32 cannot hold is no limit, or no room
+            capacity = capacity.clamp(-1, 2**31 - 1)
     return torch.as_tensor(capacity, dtype=torch.int32, device=device)
 
 

@@ -126,9 +126,9 @@ def pack(
         )
     rows_per_request = rows_per_request or 0
     *rows, sample_rows = _ops.pack(
-        _as_int64(anchor),
-        _as_int64(draft_token_ids),
-        _as_int64(seq_lens),
+        _as_int64("pack", "anchor", anchor),
+        _as_int64("pack", "draft_token_ids", draft_token_ids),
+        _as_int64("pack", "seq_lens", seq_lens),
         schedule.verify_lens,
         schedule.query_start_loc,
         max_rows,
@@ -155,7 +155,7 @@ def unpack(rows: torch.Tensor, batch: VerifyBatch, fill: float = 0.0) -> torch.T
         batch: the batch they belong to.
         fill: finite, so that nothing downstream meets a NaN.
     """
-    max_rows = batch.input_ids.shape[0]
+    max_rows = batch.input_ids.shape[:1].numel()
     if rows.dim() == 0 or rows.shape[0] != max_rows:
         raise ValueError(
             f"dspark_ext.unpack: rows: expected [{max_rows}, ...], got {list(rows.shape)}"
@@ -185,16 +185,23 @@ def commit(output, batch: VerifyBatch, seq_lens: torch.Tensor) -> Commit:
         *_ops.commit(
             output.num_emitted,
             output.last_token,
-            _as_int64(seq_lens),
+            _as_int64("commit", "seq_lens", seq_lens),
             batch.query_start_loc,
-            batch.input_ids.shape[0],
+            batch.input_ids.shape[:1].numel(),
             batch.rows_per_request,
         )
     )
 
 
-def _as_int64(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor if tensor.dtype == torch.int64 else tensor.to(torch.int64)
+def _as_int64(op: str, name: str, tensor: torch.Tensor) -> torch.Tensor:
+    dtype = tensor.dtype
+    if dtype == torch.int64:
+        return tensor
+    if dtype.is_floating_point or dtype.is_complex or dtype == torch.bool:
+        raise RuntimeError(
+            f"dspark_ext.{op}: {name}: expected integers, got {str(dtype).removeprefix('torch.')}"
+        )
+    return tensor.to(torch.int64)
 
 
 def cudagraph_sizes(max_batch: int, num_drafts: int) -> list[int]:

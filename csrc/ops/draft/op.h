@@ -59,8 +59,8 @@ struct Operators {
 
     static std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> markov_sample(
         const Tensor& base_logits, const Tensor& anchor, const Tensor& w1, const Tensor& w2,
-        std::string head, const OptionalTensor& hidden, const OptionalTensor& head_weight,
-        const OptionalTensor& head_bias, std::string method, const Tensor& temperature,
+        host::Text head, const OptionalTensor& hidden, const OptionalTensor& head_weight,
+        const OptionalTensor& head_bias, host::Text method, const Tensor& temperature,
         const Tensor& seeds, const Tensor& positions, const OptionalTensor& d2t, int64_t num_drafts,
         int64_t vocab_size, bool exact) {
         const Call op = call("markov_sample", "base_logits", base_logits);

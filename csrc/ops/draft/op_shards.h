@@ -85,7 +85,7 @@ struct ShardOperators {
 
     static std::tuple<Tensor, Tensor, Tensor> markov_logits(
         const Tensor& base_logits, const Tensor& anchor, const Tensor& w1, const Tensor& w2,
-        std::string head, const OptionalTensor& hidden, const OptionalTensor& head_weight,
+        host::Text head, const OptionalTensor& hidden, const OptionalTensor& head_weight,
         const OptionalTensor& head_bias, const OptionalTensor& state, bool exact) {
         const Call op = Common::call("markov_logits", "base_logits", base_logits);
         const MarkovModel model = {

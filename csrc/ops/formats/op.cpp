@@ -39,7 +39,7 @@ void check_has_rows(const char* op, const char* name, const Tensor& tensor) {
     if (tensor.dim() < 1) fail(op, name, "expected at least one dimension, got []");
 }
 
-Tensor decode(const Tensor& codes, std::string format) {
+Tensor decode(const Tensor& codes, host::Text format) {
     Arg("decode", "codes", codes).on_cpu().dtype({ScalarType::Byte});
     DecodeArgs args{};
     args.format = code_format("decode", format);
@@ -56,7 +56,7 @@ Tensor decode(const Tensor& codes, std::string format) {
     return values;
 }
 
-Tensor encode(const Tensor& values, std::string format) {
+Tensor encode(const Tensor& values, host::Text format) {
     Arg("encode", "values", values).on_cpu().dtype({ScalarType::Float});
     EncodeArgs args{};
     args.format = code_format("encode", format);
@@ -106,7 +106,7 @@ void check_scale(const Tensor& scale, const std::vector<int64_t>& expected) {
          "expected shape [" + text + "], one for each block, got " + host::shape_text(scale));
 }
 
-Tensor dequantize(const Tensor& weight, const Tensor& scale, std::string format,
+Tensor dequantize(const Tensor& weight, const Tensor& scale, host::Text format,
                   std::vector<int64_t> block, ScalarType dtype) {
     constexpr const char* kOp = "dequantize";
     Arg(kOp, "weight", weight).on_cpu().dtype({ScalarType::Byte});

@@ -1,7 +1,9 @@
 // The expert layer on the CPU and on GPUs: how each runs its kernels.
 #include "ops/moe/op_experts.h"
 
+#include <algorithm>
 #include <memory>
+#include <vector>
 
 #include "backends/cpu/isa.h"
 #include "ops/moe/cpu_experts.h"
@@ -39,6 +41,7 @@ struct OnCpu {
                      std::to_string(args.tiles.size[bad]) + " rows for tile " +
                      std::to_string(bad));
         }
+        check_covered(args);
         const int64_t columns = out_columns(args.activation, args.weight.rows);
         torch::stable::parallel_for(0, args.rows.capacity, grain(columns),
                                     [&](int64_t begin, int64_t end) {
@@ -59,6 +62,24 @@ struct OnCpu {
 
   private:
     static int64_t grain(int64_t elements) { return kMinElementsPerThread / (elements + 1) + 1; }
+
+    // A row that holds a slot lies in a tile, or nothing would fill it.
+    static void check_covered(const GroupedGemmArgs& args) {
+        std::vector<bool> is_covered(static_cast<size_t>(args.rows.capacity));
+        const auto row_of = [&](int64_t row) { return is_covered.begin() + row; };
+        for (int64_t t = 0; t < tiles_in_use(args.tiles); ++t) {
+            const int64_t first = args.tiles.row[t];
+            std::fill(row_of(first), row_of(first + args.tiles.size[t]), true);
+        }
+        const int64_t slots = args.rows.num_tokens * args.rows.slots_per_token;
+        for (int64_t row = 0; row < args.rows.capacity; ++row) {
+            const int64_t slot = args.rows.sorted[row];
+            if (slot < 0 || slot >= slots || *row_of(row)) continue;
+            fail(kGemm, "plan",
+                 "expected a tile over every row that holds a slot, got none over row " +
+                     std::to_string(row) + " of slot " + std::to_string(slot));
+        }
+    }
 
     static void run_lanes(const GroupedGemmArgs& args) {
         const int64_t columns = out_columns(args.activation, args.weight.rows);

@@ -25,11 +25,11 @@ inline void check_gpu_layout(WeightLayout layout) {
 template <class Backend>
 struct Operators {
     static Tensor grouped_gemm(const Tensor& x, const Tensor& weight, const OptionalTensor& scales,
-                               std::string format, std::vector<int64_t> block, std::string layout,
+                               host::Text format, std::vector<int64_t> block, host::Text layout,
                                std::vector<int64_t> size, const Tensor& sorted,
                                const Tensor& inverse, const Tensor& tile_expert,
                                const Tensor& tile_row, const Tensor& tile_size, bool gather,
-                               ScalarType dtype, bool exact, std::string activation,
+                               ScalarType dtype, bool exact, host::Text activation,
                                std::optional<double> limit) {
         Backend::check_device(kGemm, "x", x);
         Arg(kGemm, "weight", weight).on_device_of(x);

@@ -18,7 +18,7 @@ namespace dspark::router {
 template <class Backend>
 struct Operators {
     static std::tuple<Tensor, Tensor, Tensor> route(const Tensor& logits, int64_t k,
-                                                    std::string scoring, const OptionalTensor& bias,
+                                                    host::Text scoring, const OptionalTensor& bias,
                                                     int64_t num_groups, int64_t topk_groups,
                                                     bool renormalize, double scale,
                                                     const OptionalTensor& hash_ids,

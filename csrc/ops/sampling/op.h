@@ -61,7 +61,7 @@ struct Operators {
     static void sample_out(const Tensor& logits, const Tensor& temperature,
                            const OptionalTensor& top_k, const OptionalTensor& top_p,
                            const OptionalTensor& min_p, const Tensor& seeds,
-                           const Tensor& positions, std::string stream,
+                           const Tensor& positions, host::Text stream,
                            const OptionalTensor& uniforms, const OptionalTensor& slots,
                            const Tensor& ids, const Tensor& logprobs) {
         const Call op = call("sample", "logits", logits);
@@ -91,7 +91,7 @@ struct Operators {
                                              const OptionalTensor& top_k,
                                              const OptionalTensor& top_p,
                                              const OptionalTensor& min_p, const Tensor& seeds,
-                                             const Tensor& positions, std::string stream,
+                                             const Tensor& positions, host::Text stream,
                                              const OptionalTensor& uniforms,
                                              const OptionalTensor& slots) {
         Arg("sample", "logits", logits).shape({{"N"}, {"V"}});
@@ -107,7 +107,7 @@ struct Operators {
     static void rejection_sample_out(
         const Tensor& target_logits, const Tensor& draft_token_ids,
         const OptionalTensor& draft_logits, const OptionalTensor& draft_probs,
-        const Tensor& query_start_loc, std::string method, const Tensor& temperature,
+        const Tensor& query_start_loc, host::Text method, const Tensor& temperature,
         const OptionalTensor& draft_temperature, const OptionalTensor& top_k,
         const OptionalTensor& top_p, const OptionalTensor& min_p, const Tensor& seeds,
         const Tensor& positions, const OptionalTensor& synthetic_acceptance_rates,
@@ -142,7 +142,7 @@ struct Operators {
     static std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> rejection_sample(
         const Tensor& target_logits, const Tensor& draft_token_ids,
         const OptionalTensor& draft_logits, const OptionalTensor& draft_probs,
-        const Tensor& query_start_loc, std::string method, const Tensor& temperature,
+        const Tensor& query_start_loc, host::Text method, const Tensor& temperature,
         const OptionalTensor& draft_temperature, const OptionalTensor& top_k,
         const OptionalTensor& top_p, const OptionalTensor& min_p, const Tensor& seeds,
         const Tensor& positions, const OptionalTensor& synthetic_acceptance_rates,

@@ -188,7 +188,7 @@ inline Complaint complaint_about(VerifyFault fault) {
         case VerifyFault::kAnchor:
             return {"anchor", "a token id >= 0"};
         case VerifyFault::kPosition:
-            return {"seq_lens", "a length >= 0"};
+            return {"seq_lens", "a length >= 0 that can grow"};
         case VerifyFault::kLength:
             return {"verify_lens", "0 to K drafts"};
         case VerifyFault::kRows:

@@ -67,7 +67,9 @@ VerifyCheck check_request(const PackArgs& args, int64_t b) {
     if (end == begin && length == 0) return {};  // does not exist
     if (end - begin != length + 1) return {VerifyFault::kRows, b, end};
     if (args.anchor[b] < 0) return {VerifyFault::kAnchor, b, args.anchor[b]};
-    if (position < 0) return {VerifyFault::kPosition, b, position};
+    if (position < 0 || position > INT64_MAX - length - 1) {
+        return {VerifyFault::kPosition, b, position};
+    }
     for (int64_t i = 0; i <= length; ++i) {
         if (slot_of(args, b, position + i) < 0) return {VerifyFault::kBlock, b, position + i};
     }
@@ -114,6 +116,9 @@ VerifyCheck commit(const CommitArgs& args) {
         const int64_t rows = rows_of(args.layout, b);
         if (rows > 0 && (args.num_emitted[b] < 0 || args.num_emitted[b] > rows)) {
             return {VerifyFault::kEmitted, b, args.num_emitted[b]};
+        }
+        if (args.seq_lens[b] > INT64_MAX - rows) {
+            return {VerifyFault::kPosition, b, args.seq_lens[b]};
         }
     }
     for (int64_t b = 0; b < args.layout.batch; ++b) commit_request(args, b);

@@ -32,7 +32,7 @@ struct Operators {
     }
 
     static std::tuple<Tensor, Tensor, Tensor, Tensor> schedule(
-        OptionalTensor confidence, std::string mode, OptionalTensor capacity, OptionalTensor cost,
+        OptionalTensor confidence, host::Text mode, OptionalTensor capacity, OptionalTensor cost,
         const OptionalTensor& budget, OptionalTensor lagged_confidence,
         const OptionalTensor& num_requests, double threshold, int64_t num_drafts,
         int64_t min_drafts, int64_t max_rows, int64_t num_other_rows) {

@@ -389,4 +389,5 @@ def _pack(x: torch.Tensor, token: torch.Tensor, ids: torch.Tensor) -> torch.Tens
 
 def _unpack(message: torch.Tensor, x: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     ids = message[:, _align(_width(x)) :][:, : 4 * k]
-    return _from_bytes(message[:, : _width(x)], x), ids.view(torch.int32)
+    of_k = torch.empty(0, k, dtype=torch.int32, device=ids.device)
+    return _from_bytes(message[:, : _width(x)], x), _from_bytes(ids, of_k)

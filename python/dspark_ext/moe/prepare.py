@@ -19,6 +19,7 @@ _FORMAT_OF = {dtype: format for format, dtype in formats.CODE_DTYPES.items()}
 if hasattr(torch, "float4_e2m1fn_x2"):
     _FORMAT_OF[torch.float4_e2m1fn_x2] = "mxfp4"
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+_SCALES = (torch.uint8, *formats.SCALE_DTYPES)
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 
 
@@ -169,6 +170,9 @@ def _check(op: str, parts: list[_Part], layout: str) -> None:
             if part.scales is not None:
                 raise _error(op, f"{name}_scales", "expected none for float weights", "a tensor")
             continue
+        if part.scales is not None and part.scales.dtype not in _SCALES:
+            dtype = str(part.scales.dtype).removeprefix("torch.")
+            raise _error(op, f"{name}_scales", "expected float8_e8m0fnu, uint8 or float32", dtype)
         wanted = (*part.lead, *_scale_shape(part, layout))
         got = None if part.scales is None else tuple(part.scales.shape)
         if got != wanted:
@@ -262,7 +266,7 @@ def _unpack(part: _Part, name: str) -> _Part:
 
 def _per_expert(tensor: Tensor, lead: tuple[int, ...], permute) -> Tensor:
     """permute() of the bits of each expert, one after the other: there is a copy of one only."""
-    bits = tensor.view(_BITS[tensor.element_size()])
+    bits = tensor.resolve_neg().view(_BITS[tensor.element_size()])
     shape = permute(bits.new_empty(bits.shape[len(lead) :], device="meta")).shape
     out = bits.new_empty((*lead, *shape))
     ask_for_huge_pages(out)
