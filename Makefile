@@ -37,6 +37,7 @@ help:
 	@echo "make generate, chat, serve, doctor   these commands of dspark-ext (docs/command-line.md)"
 	@echo "make test       the test suite            make test-all   and the slow tests"
 	@echo "make wheel-check  sdist and wheels, tried in ENVIRONMENTS=<interpreters with a torch>"
+	@echo "make fuzz       the CPU kernels under libFuzzer and sanitizers (needs clang), 10^6 calls of all"
 	@echo "make bench      the benchmarks, results and a report in bench/results/"
 	@echo "make gpu-check  everything on this machine's GPU, results in build/gpu-check.md"
 	@echo "make vllm-test  the plugin inside a real vLLM, VLLM=<interpreter that has it>"
@@ -84,7 +85,7 @@ $(STAMPS)/package: $(STAMPS)/torch-$(TORCH) $(SOURCES)
 	    || { tail -n 30 build/install.log; exit 1; }
 	@touch $@
 
-.PHONY: env demo generate chat serve doctor test test-all wheel-check vllm-test bench gpu-check
+.PHONY: env demo generate chat serve doctor test test-all wheel-check fuzz vllm-test bench gpu-check
 env: $(STAMPS)/package
 
 demo: env
@@ -104,6 +105,10 @@ test-all: env
 
 wheel-check: env
 	@$(PY) tools/check_wheel.py $(ENVIRONMENTS) $(ARGS)
+
+fuzz: env
+	@$(PY) tests/fuzz/targets.py
+	@$(PY) tests/fuzz/run.py $(ARGS)
 
 vllm-test: env
 	@test -n "$(VLLM)" || { echo "give VLLM=<interpreter that has vLLM>: docs/integrations.md"; exit 2; }

@@ -4,16 +4,77 @@ import json
 import math
 
 import pytest
+import run
 import torch
 from draft_calls import group_of_one
 
-from dspark_ext import decoder, draft, moe, sampling, verify
+from dspark_ext import decoder, draft, formats, moe, sampling, verify
 from dspark_ext.calibration import Calibration, calibration_report, fit_sts
 
 
 def refused(kind, word, function, *arguments, **named):
     with pytest.raises(kind, match=word):
         function(*arguments, **named)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: formats.decode(torch.zeros(4, dtype=torch.uint8), "fp8_e4m3"),
+        lambda: sampling.sample(torch.zeros(2, 4), seeds=1, positions=1),
+        lambda: verify.schedule(torch.ones(1, 2), mode="fixed"),
+        lambda: moe.route(torch.zeros(1, 8), 2),
+        lambda: draft.markov_sample(
+            torch.zeros(1, 1, 4), torch.zeros(1, dtype=torch.int64), torch.zeros(4, 2),
+            torch.zeros(4, 2), temperature=1.0, seeds=1, positions=0,
+        ),
+    ],
+    ids=["decode", "sample", "schedule", "route", "markov_sample"],
+)  # fmt: skip
+def test_calls_with_words_leave_nothing_behind(call):
+    """torch's conversion of a string argument leaves 48 bytes at every call."""
+    for _ in range(300):
+        call()
+    before = run.memory()["allocated"]
+    for _ in range(2000):
+        call()
+    assert run.memory()["allocated"] - before < 24_000
+
+
+def test_tiles_that_leave_a_row_out_are_refused():
+    plan = moe.plan(torch.tensor([[0], [1]]), 2, tile_rows=4)
+    plan = plan._replace(tile_size=plan.tile_size.clone().zero_())
+    refused(RuntimeError, "grouped_gemm: plan: expected a tile over every row", moe.grouped_gemm,
+            torch.ones(2, 3), torch.ones(2, 4, 3), plan)  # fmt: skip
+
+
+def test_fractions_are_not_cut():
+    one = torch.ones(1, dtype=torch.int32)
+    ids, lengths = torch.zeros(1, 1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
+    plan = verify.schedule(torch.ones(1, 1), mode="fixed")
+    for name in ("anchor", "draft_token_ids", "seq_lens"):
+        given = {"anchor": lengths, "draft_token_ids": ids, "seq_lens": lengths}
+        given[name] = given[name] + 0.5
+        refused(RuntimeError, f"pack: {name}: expected integers", verify.pack, **given,
+                schedule=plan, max_rows=4)  # fmt: skip
+    batch = verify.pack(lengths, ids, lengths, plan, max_rows=4)
+    out = sampling.RejectionOutput(ids, one, one, lengths, one, None)
+    refused(RuntimeError, "commit: seq_lens: expected integers", verify.commit, out, batch,
+            lengths.float())  # fmt: skip
+    for last in (2**63 - 1, 2**63 - 2):
+        refused(RuntimeError, "seq_lens", verify.commit, out, batch, lengths + last)
+        refused(RuntimeError, "seq_lens", verify.pack, lengths, ids, lengths + last, plan,
+                max_rows=4)  # fmt: skip
+    refused(RuntimeError, "schedule: capacity: expected integers", verify.schedule,
+            torch.ones(1, 1), mode="fixed", capacity=torch.tensor([0.5]))  # fmt: skip
+    far = verify.schedule(torch.ones(1, 1), mode="fixed", capacity=torch.tensor([-(2**31) - 1]))
+    assert far.verify_lens.tolist() == [0]
+
+
+def test_logits_without_rows():
+    refused(RuntimeError, "sample: logits: expected shape", sampling.sample, torch.tensor(1.0),
+            seeds=1, positions=0)  # fmt: skip
+    refused(RuntimeError, "target_probs: logits", sampling.target_probs, torch.tensor(1.0))
 
 
 def test_statistics_of_no_requests_are_statistics():

@@ -151,7 +151,8 @@ def check_unpack(arguments, out, tame) -> None:
     batch, rows = arguments["batch"], arguments["rows"]
     shape = (len(batch.query_start_loc) - 1, batch.num_drafts + 1, *rows.shape[1:])
     require_shape(out, shape, rows.dtype, "rows")
-    if tame and not out.is_meta and out.dtype in FLOATS:
+    moderate = tame and abs(arguments["fill"]) < 1e4
+    if moderate and not out.is_meta and out.dtype in FLOATS:
         require(bool(out.isfinite().all()), "not finite")
 
 
