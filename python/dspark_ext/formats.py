@@ -14,6 +14,8 @@ rounded once to the dtype asked for. The codecs are csrc/device/formats.h, the s
 CPU and for kernels.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -25,6 +27,7 @@ LARGEST = {"fp8_e4m3": 448.0, "fp8_e4m3fnuz": 240.0, "mxfp4": 6.0}
 DEFAULT_BLOCKS = {"fp8_e4m3": (128, 128), "fp8_e4m3fnuz": (128, 128), "mxfp4": (1, 32)}
 _MOST_BLOCK = 1 << 30
 SCALE_DTYPES = (torch.float8_e8m0fnu, torch.float32)
+_CHUNK = 1 << 18  # numbers that quantize works on at a time
 _CODES = {"mxfp4": "fp4_e2m1"}  # name of the codes of a weight format, where it differs
 
 # Dtypes of codes and scales besides uint8; others of one byte hold other numbers.
@@ -149,16 +152,20 @@ def quantize(
             f"dspark_ext.quantize: weight: expected shape {wanted}, got {list(weight.shape)}"
         )
     # A block may be larger than the weight; padding to its whole size would take the memory.
-    block = tuple(min(b, max(size, 1)) for b, size in zip(block, weight.shape[-2:], strict=True))
-    values = weight.detach().float()
-    if not bool(values.isfinite().all()):
-        raise ValueError(
-            "dspark_ext.quantize: weight: expected finite numbers, found NaN or infinity"
+    rows, columns = weight.shape[-2:]
+    block = tuple(min(b, max(size, 1)) for b, size in zip(block, (rows, columns), strict=True))
+    matrices = math.prod(weight.shape[:-2])
+    weights = weight.detach().reshape(matrices, rows, columns)
+    width = columns // 2 if format == "mxfp4" else columns
+    codes = torch.empty(matrices, rows, width, dtype=torch.uint8)
+    scale = torch.empty(scale_shape((matrices, rows, columns), block), dtype=scale_dtype)
+    for some, part in _chunks((matrices, rows, columns), block[0]):
+        blocks = slice(part.start // block[0], -(-part.stop // block[0]))
+        codes[some, part], scale[some, blocks] = _quantize_chunk(
+            weights[some, part].float(), format, block, scale_dtype
         )
-    scale = _block_scales(_block_maxima(values.abs(), block), LARGEST[format], scale_dtype)
-    per_weight = _spread(scale.float(), block, values.shape)
-    codes = encode(values / per_weight, _CODES.get(format, format))
-    return codes.view(CODE_DTYPES.get(format, torch.uint8)), scale
+    codes = codes.view(*weight.shape[:-1], width).view(CODE_DTYPES.get(format, torch.uint8))
+    return codes, scale.view(scale_shape(weight.shape, block))
 
 
 def check_format(
@@ -223,11 +230,41 @@ def _check_weight(weight: Tensor) -> None:
         )
 
 
-def _block_maxima(magnitudes: Tensor, block: tuple[int, int]) -> Tensor:
-    rows, columns = magnitudes.shape[-2:]
+def _chunks(shape: tuple[int, int, int], block_rows: int):
+    """Slices of matrices and of whole blocks of their rows, small enough for what is made of them
+    to stay in the cache."""
+    matrices, rows, columns = shape
+    num_matrices = max(1, _CHUNK // max(1, rows * columns))
+    num_rows = block_rows * max(1, _CHUNK // max(1, block_rows * columns))
+    for matrix in range(0, matrices, num_matrices):
+        for row in range(0, rows, num_rows):
+            yield slice(matrix, matrix + num_matrices), slice(row, min(row + num_rows, rows))
+
+
+def _quantize_chunk(
+    values: Tensor, format: str, block: tuple[int, int], scale_dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Codes (bytes) and scales of float32 values [..., rows, columns]."""
+    whole = _whole_blocks(values, block)
+    maxima = whole.abs().amax(-3).amax(-1)
+    if not bool(maxima.isfinite().all()):
+        raise ValueError(
+            "dspark_ext.quantize: weight: expected finite numbers, found NaN or infinity"
+        )
+    scale = _block_scales(maxima, LARGEST[format], scale_dtype)
+    quotients = whole / scale.float()[..., :, None, :, None]
+    rows, columns = values.shape[-2:]
+    quotients = quotients.flatten(-2).flatten(-3, -2)[..., :rows, :columns]
+    return encode(quotients, _CODES.get(format, format)), scale
+
+
+def _whole_blocks(values: Tensor, block: tuple[int, int]) -> Tensor:
+    """[..., r, block rows, c, block columns], with zeros past the edge."""
+    rows, columns = values.shape[-2:]
     padding = (0, -columns % block[1], 0, -rows % block[0])
-    padded = torch.nn.functional.pad(magnitudes, padding)
-    return padded.unflatten(-1, (-1, block[1])).unflatten(-3, (-1, block[0])).amax((-3, -1))
+    if any(padding):
+        values = torch.nn.functional.pad(values, padding)
+    return values.unflatten(-1, (-1, block[1])).unflatten(-3, (-1, block[0]))
 
 
 def _block_scales(maxima: Tensor, largest: float, scale_dtype: torch.dtype) -> Tensor:

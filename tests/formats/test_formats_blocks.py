@@ -145,6 +145,31 @@ def test_what_quantize_made_survives_the_round_trip(format, shape, block):
             assert bool((error <= once.abs() * 2.0**-4 + once.abs().max() * 2.0**-17).all())
 
 
+@pytest.mark.parametrize("chunk", [1, 300, 4096])
+def test_quantize_gives_the_same_in_chunks_of_any_size(chunk, monkeypatch):
+    weight = torch.randn(3, 7, 70, 98, generator=torch.Generator().manual_seed(11))
+    for format, block in (("fp8_e4m3", (16, 32)), ("fp8_e4m3fnuz", (100, 7)), ("mxfp4", (1, 32))):
+        whole = formats.quantize(weight, format, block=block)
+        monkeypatch.setattr(formats, "_CHUNK", chunk)
+        parts = formats.quantize(weight, format, block=block)
+        monkeypatch.undo()
+        for a, b in zip(whole, parts, strict=True):
+            assert a.shape == b.shape and a.dtype == b.dtype
+            assert torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_every_pair_of_fp4_codes_under_every_scale(dtype):
+    codes = torch.arange(256, dtype=torch.uint8).expand(256, 256).contiguous()
+    scale = torch.arange(256, dtype=torch.uint8)[:, None]
+    got = formats.dequantize(codes, scale, "mxfp4", block=(1, 512), dtype=dtype)
+    expected = formats.decode(codes, "fp4_e2m1") * formats.decode(scale, "e8m0")
+    assert torch.equal(got.isnan(), expected.isnan())
+    expected = expected.to(dtype)
+    kept = ~expected.isnan()
+    assert torch.equal(got[kept].view(torch.int16), expected[kept].view(torch.int16))
+
+
 def test_quantize_at_the_ends_of_float32():
     tiny = torch.full((1, 32), 1e-45)
     huge = torch.full((1, 32), 1.5 * 2.0**127)

@@ -72,17 +72,55 @@ struct ScaledPairs {
     }
 };
 
+// The same in 16 bits, as tables of their lower and their upper bytes.
+template <class Half>
+struct ScaledHalfPairs {
+    __m128i lower, upper;
+
+    explicit ScaledHalfPairs(float scale) {
+        float values[16];
+        for (uint8_t i = 0; i < 16; ++i) values[i] = to_float(Fp4E2M1{i});
+        // Hides that they are constants: from a product with a negative one gcc makes a negated
+        // product, which changes the sign of a NaN.
+        asm("" : "+m"(values));
+        Half weights[16];
+        for (int i = 0; i < 16; ++i) narrow(values[i] * scale, &weights[i]);
+        const __m128i first = _mm_loadu_si128((const __m128i*)weights);
+        const __m128i second = _mm_loadu_si128((const __m128i*)(weights + 8));
+        const __m128i byte = _mm_set1_epi16(0xFF);
+        lower = _mm_packus_epi16(_mm_and_si128(first, byte), _mm_and_si128(second, byte));
+        upper = _mm_packus_epi16(_mm_srli_epi16(first, 8), _mm_srli_epi16(second, 8));
+    }
+
+    // Those of the codes in bytes 0 .. 15, the low half of each first.
+    DSPARK_DEVICE void write(const uint8_t* codes, Half* out) const {
+        const __m128i nibble = _mm_set1_epi8(0xF);
+        const __m128i bytes = _mm_loadu_si128((const __m128i*)codes);
+        const __m128i even = _mm_and_si128(bytes, nibble);
+        const __m128i odd = _mm_and_si128(_mm_srli_epi16(bytes, 4), nibble);
+        write_sixteen(_mm_unpacklo_epi8(even, odd), out);
+        write_sixteen(_mm_unpackhi_epi8(even, odd), out + 16);
+    }
+
+  private:
+    DSPARK_DEVICE void write_sixteen(__m128i each, Half* out) const {
+        const __m128i low = _mm_shuffle_epi8(lower, each);
+        const __m128i high = _mm_shuffle_epi8(upper, each);
+        _mm_storeu_si128((__m128i*)out, _mm_unpacklo_epi8(low, high));
+        _mm_storeu_si128((__m128i*)(out + 8), _mm_unpackhi_epi8(low, high));
+    }
+};
+
 // How many weights of the run were written by lookups.
 template <class Codes, class Out>
 DSPARK_DEVICE int64_t look_up_run(const uint8_t* codes, float scale, Out* out, int64_t count) {
+    if constexpr (!std::is_same_v<Codes, CodePairs>) return 0;
+    constexpr bool kIsFloat = std::is_same_v<Out, float>;
+    constexpr int64_t kStep = kIsFloat ? 2 * kLanes : 32;
+    if (count < kStep) return 0;
+    const std::conditional_t<kIsFloat, ScaledPairs, ScaledHalfPairs<Out>> pairs(scale);
     int64_t done = 0;
-    if constexpr (std::is_same_v<Codes, CodePairs> && std::is_same_v<Out, float>) {
-        if (count < 2 * kLanes) return 0;
-        const ScaledPairs pairs(scale);
-        for (; done + 2 * kLanes <= count; done += 2 * kLanes) {
-            pairs.write(codes + done / 2, out + done);
-        }
-    }
+    for (; done + kStep <= count; done += kStep) pairs.write(codes + done / 2, out + done);
     return done;
 }
 

@@ -15,12 +15,33 @@ void decode_range(const DecodeArgs& args, int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) args.values[i] = to_float(Code{args.codes[i]});
 }
 
+// One code a byte. The pointers are parameters because bytes may alias the members of the
+// arguments, which would then be read again for every code.
+template <class Code>
+void encode_values(const float* __restrict values, uint8_t* __restrict codes, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) {
+        Code code;
+        narrow(values[i], &code);
+        codes[i] = code.bits;
+    }
+}
+
 template <class Code>
 void encode_range(const EncodeArgs& args, int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-        Code code;
-        narrow(args.values[i], &code);
-        args.codes[i] = code.bits;
+    encode_values<Code>(args.values + begin, args.codes + begin, end - begin);
+}
+
+// Two codes a byte, by way of a chunk of one code a byte.
+void encode_pairs(const float* values, uint8_t* __restrict pairs, int64_t count) {
+    constexpr int64_t kPairs = 64;
+    uint8_t each[2 * kPairs];
+    for (int64_t done = 0; done < count; done += kPairs) {
+        const int64_t left = count - done;
+        const int64_t size = left < kPairs ? left : kPairs;
+        encode_values<Fp4E2M1>(values + 2 * done, each, 2 * size);
+        for (int64_t i = 0; i < size; ++i) {
+            pairs[done + i] = pack_pair({each[2 * i]}, {each[2 * i + 1]});
+        }
     }
 }
 
@@ -87,12 +108,7 @@ void encode_codes(const EncodeArgs& args, int64_t begin, int64_t end) {
         case CodeFormat::kE8M0:
             return;  // refused by the caller: a scale is chosen, not rounded to
         case CodeFormat::kFp4E2M1:
-            for (int64_t i = begin; i < end; ++i) {
-                Fp4E2M1 low, high;
-                narrow(args.values[2 * i], &low);
-                narrow(args.values[2 * i + 1], &high);
-                args.codes[i] = pack_pair(low, high);
-            }
+            return encode_pairs(args.values + 2 * begin, args.codes + begin, end - begin);
     }
 }
 
