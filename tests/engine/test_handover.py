@@ -134,6 +134,7 @@ def run_process(script: str, *arguments: str) -> subprocess.Popen:
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
 
 
+@pytest.mark.long("two processes, each of which imports and serves")
 @pytest.mark.parametrize("way", ["file", "gloo"])
 def test_two_processes(tiny_pair, tmp_path, way):
     """One takes the prompt in, the other emits the tokens: those of one process."""
