@@ -1,6 +1,7 @@
-"""What the time of engine steps goes into: processor time by phase, the profiler's by operator.
+"""What the time of engine steps goes into: processor time by coarse phase, the profiler's by the
+engine's own phases (docs/profiling.md) and operators.
 
-Phases: `target`, its pass; `draft`, the draft and the drafter's context; `sample`, rejection
+Coarse phases: `target`, its pass; `draft`, the draft and the drafter's context; `sample`, rejection
 sampling; `other`, the rest of a step (schedule, packing, bookkeeping, admission).
 """
 
@@ -10,10 +11,13 @@ import time
 
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from dspark_ext import sampling
+from dspark_ext import ranges, sampling
 
-STEP = "engine step"
-PREFIX = "phase "
+STEP = "dspark.other"
+ENGINE_PHASES = {
+    f"dspark.{name}"
+    for name in ("admission", "step", "prefill", "draft", "schedule", "verify", "rejection")
+} | {"dspark.read", "dspark.commit", "dspark.text", STEP}
 PYTHON = "Python"
 OTHER = "torch operators"
 PACKAGE = "dspark_ext::"
@@ -69,21 +73,30 @@ class PhaseClock:
             self.seconds[phase] += time.process_time() - start
 
 
-def parts_of_steps(pair, step, count: int) -> list[dict]:
+def parts_of_steps(step, count: int) -> list[dict]:
     """Shares of the time of `count` calls of `step`, largest first: [{phase, part, share, calls}].
 
-    Parts: operators of the package by name, torch's own together, and Python, which is all time of
-    a phase that no operator was running. Operators called by an operator of the package count as
-    that one.
+    Phases are the engine's, without those inside them; `other` is what is in none. Parts: operators
+    of the package by name, each with the operators it calls; torch's own together; and Python,
+    which is all time of a phase that no operator was running.
     """
-    with (
-        phases_of(pair, lambda phase: record_function(PREFIX + phase)),
-        profile(activities=[ProfilerActivity.CPU]) as profiler,
-    ):
+    with ranged(), profile(activities=[ProfilerActivity.CPU]) as profiler:
         for _ in range(count):
             with record_function(STEP):
                 step()
     return shares(profiler.events())
+
+
+@contextlib.contextmanager
+def ranged():
+    """The package's ranges are on."""
+    before = ranges.enabled()
+    ranges.enable()
+    try:
+        yield
+    finally:
+        if not before:
+            ranges.disable()
 
 
 def shares(events) -> list[dict]:
@@ -107,13 +120,11 @@ def shares(events) -> list[dict]:
 
 def place_of(event) -> tuple[str, str] | None:
     """(phase, part) that the own time of an event counts for; None outside of steps."""
-    part = PYTHON if event.name == STEP or event.name.startswith(PREFIX) else OTHER
+    part = PYTHON if event.name in ENGINE_PHASES else OTHER
     while event is not None:
         if event.name.startswith(PACKAGE):
             part = event.name
-        if event.name.startswith(PREFIX):
-            return event.name.removeprefix(PREFIX), part
-        if event.name == STEP:
-            return "other", part
+        if event.name in ENGINE_PHASES:
+            return event.name.removeprefix("dspark."), part
         event = event.cpu_parent
     return None

@@ -222,7 +222,7 @@ class Runs:
             }
             if lane.name in profiled:
                 row["parts"] = generation_profile.parts_of_steps(
-                    self.pair, lambda lane=lane: lane.step(self.clock), count
+                    lambda lane=lane: lane.step(self.clock), count
                 )
                 row["profiled_steps"] = count
             rows.append(row)

@@ -90,8 +90,8 @@ def test_parts_of_a_step_are_told_apart(generated):
         drafted = row["way"] != "plain"
         assert (("draft", "linear") in parts) == drafted
         # four layers of four products each, and the head
-        assert parts["target", "linear"]["calls"] == 17 * row["profiled_steps"]
-        assert parts["sample", "rejection_sample"]["calls"] == row["profiled_steps"]
+        assert parts["verify", "linear"]["calls"] == 17 * row["profiled_steps"]
+        assert parts["rejection", "rejection_sample"]["calls"] == row["profiled_steps"]
 
 
 def test_a_way_that_writes_other_text_is_no_result():
