@@ -44,6 +44,18 @@ DSPARK_DEVICE FloatVector zip_high(FloatVector a, FloatVector b) {
     return FloatVector(_mm512_permutex2var_ps(a.v, index, b.v));
 }
 
+// The even and the odd floats of a, then b.
+DSPARK_DEVICE FloatVector unzip_even(FloatVector a, FloatVector b) {
+    const __m512i index =
+        _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    return FloatVector(_mm512_permutex2var_ps(a.v, index, b.v));
+}
+DSPARK_DEVICE FloatVector unzip_odd(FloatVector a, FloatVector b) {
+    const __m512i index =
+        _mm512_setr_epi32(1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+    return FloatVector(_mm512_permutex2var_ps(a.v, index, b.v));
+}
+
 #elif defined(__AVX2__)
 
 DSPARK_DEVICE FloatVector load_high(const BFloat16* words) {
@@ -80,6 +92,18 @@ DSPARK_DEVICE FloatVector zip_high(FloatVector a, FloatVector b) {
     return FloatVector(_mm256_permute2f128_ps(even, odd, 0x31));
 }
 
+// Of halves of 128 bits: those of a and b in turns, put in order by the second shuffle.
+DSPARK_DEVICE FloatVector in_order(__m256 halves) {
+    return FloatVector(
+        _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(halves), 0b11011000)));
+}
+DSPARK_DEVICE FloatVector unzip_even(FloatVector a, FloatVector b) {
+    return in_order(_mm256_shuffle_ps(a.v, b.v, 0b10001000));
+}
+DSPARK_DEVICE FloatVector unzip_odd(FloatVector a, FloatVector b) {
+    return in_order(_mm256_shuffle_ps(a.v, b.v, 0b11011101));
+}
+
 #else
 
 template <class Half>
@@ -106,6 +130,21 @@ DSPARK_DEVICE FloatVector zip_high(const FloatVector& a, const FloatVector& b) {
         out.v[lane] = (lane % 2 ? b : a).v[(lane + kLanes) / 2];
     }
     return out;
+}
+
+DSPARK_DEVICE FloatVector unzip(const FloatVector& a, const FloatVector& b, int first) {
+    FloatVector out;
+    for (int lane = 0; lane < kLanes; ++lane) {
+        const int from = 2 * lane + first;
+        out.v[lane] = from < kLanes ? a.v[from] : b.v[from - kLanes];
+    }
+    return out;
+}
+DSPARK_DEVICE FloatVector unzip_even(const FloatVector& a, const FloatVector& b) {
+    return unzip(a, b, 0);
+}
+DSPARK_DEVICE FloatVector unzip_odd(const FloatVector& a, const FloatVector& b) {
+    return unzip(a, b, 1);
 }
 
 #endif

@@ -75,18 +75,16 @@ void store_sums(const GroupedGemmArgs& args, const RowGroup& group, const PanelP
             store_results(args, sums, count, at);
             continue;
         }
-        float gates[pairs::kPanelWeights], ups[pairs::kPanelWeights];
-        const int step = panels.in_turns ? 2 : 1;
-        const float* behind = sums + (panels.in_turns ? 1 : pairs::kPanelWeights);
-        for (int i = 0; i < pairs::kPanelWeights; ++i) {
-            gates[i] = sums[i * step];
-            ups[i] = behind[i * step];
-        }
+        float values[pairs::kPanelWeights];
         for (int i = 0; i < pairs::kPanelWeights; i += kWidth) {
-            store(gates + i,
-                  clamped_swiglu(load(gates + i), load(ups + i), FloatVector(args.limit)));
+            const int behind = panels.in_turns ? kWidth : pairs::kPanelWeights;
+            const float* first_of = sums + (panels.in_turns ? 2 * i : i);
+            const FloatVector a = load(first_of), b = load(first_of + behind);
+            const FloatVector gates = panels.in_turns ? unzip_even(a, b) : a;
+            const FloatVector ups = panels.in_turns ? unzip_odd(a, b) : b;
+            store(values + i, clamped_swiglu(gates, ups, FloatVector(args.limit)));
         }
-        store_results(args, gates, count, at);
+        store_results(args, values, count, at);
     }
 }
 
