@@ -1,12 +1,10 @@
-"""rejection_sample, sample and target_probs against eager torch and against peers, CPU or GPU.
+"""rejection_sample, sample and target_probs against eager torch, CPU or GPU.
 
 python bench/bench_sampling.py [--only B=32] [--json bench/results/sampling.json]
 python bench/bench_sampling.py --device cuda     on a GPU alone
 python bench/bench_sampling.py --grow B,K,V      time over the batch, the drafts, the vocabulary
 
-Peers are other packages' operators for the token rule on a CPU (sampling_peers.py); one that is not
-installed is left out by name. Each is measured beside our token rule and beside our block rule,
-which accepts more and does more work.
+Beside other packages: compare/rejection.py.
 """
 
 import dataclasses
@@ -16,7 +14,6 @@ import itertools
 import counts
 import eager_sampling
 import harness
-import sampling_peers
 import torch
 from growth import Growth
 
@@ -55,14 +52,12 @@ def filters_of(name: str, batch: int) -> dict:
     return {"top_k": torch.full((batch,), 50), "top_p": torch.full((batch,), 0.95)}
 
 
-def complete(inputs: tuple, filters: str, beside) -> tuple:
-    """With filters, and with what the peer has computed while drafting."""
-    fixed = {**inputs[4], **filters_of(filters, len(inputs[0]))}
-    return (*inputs[:4], fixed, beside.prepare(inputs[2]) if beside else None)
+def with_filters(inputs: tuple, filters: str) -> tuple:
+    return (*inputs[:4], {**inputs[4], **filters_of(filters, len(inputs[0]))})
 
 
 def operator(method: str, *, use_uniforms: bool = False):
-    def run(target, drafts, draft_logits, uniforms, fixed, law=None):
+    def run(target, drafts, draft_logits, uniforms, fixed):
         return rejection_sample(
             target.view(-1, target.shape[-1]),
             drafts,
@@ -76,7 +71,7 @@ def operator(method: str, *, use_uniforms: bool = False):
 
 
 def eager(method: str, **options):
-    def run(target, drafts, draft_logits, uniforms, fixed, law=None):
+    def run(target, drafts, draft_logits, uniforms, fixed):
         filters = {key: fixed[key] for key in ("top_k", "top_p") if key in fixed}
         return eager_sampling.rejection_sample(
             target,
@@ -126,24 +121,21 @@ def rejection_case(
     filters: str = "unfiltered",
     drafts: int = NUM_DRAFTS,
     vocab: int = VOCAB,
-    beside: sampling_peers.Peer | None = None,
 ) -> harness.Case:
-    """`beside`: by default eager torch."""
     seeds, element = itertools.count(), DTYPES[dtype].itemsize
-    label = f"{filters}, beside {beside.name}" if beside else filters
     return harness.Case(
-        name=f"rejection_sample {method} {dtype} B={batch} K={drafts} V={vocab} {label}",
+        name=f"rejection_sample {method} {dtype} B={batch} K={drafts} V={vocab} {filters}",
         op=f"rejection_sample {method}",
-        make_inputs=lambda: complete(
-            make_inputs(batch, DTYPES[dtype], next(seeds), vocab, drafts), filters, beside
+        make_inputs=lambda: with_filters(
+            make_inputs(batch, DTYPES[dtype], next(seeds), vocab, drafts), filters
         ),
         run=operator(method),
-        baseline=beside.run if beside else eager(method),
-        baseline_name=beside.name if beside else "eager torch",
+        baseline=eager(method),
+        baseline_name="eager torch",
         check=check(method),
         floor_bytes=floor_bytes(method, batch, drafts, vocab, element),
         moved_bytes=moved_bytes(method, batch, drafts, vocab, element),
-        devices=("cpu",) if beside else harness.ANYWHERE,
+        devices=harness.ANYWHERE,
     )
 
 
@@ -194,12 +186,8 @@ def make_cases(quick: bool = False) -> list[harness.Case]:
     plain = itertools.product(("block", "token"), batches, DTYPES, ("unfiltered",))
     filtered = itertools.product(("block",), batches, ("fp32",), ("k=50,p=.95",))
     cases = [rejection_case(*chosen, **size) for chosen in (*plain, *filtered)]
-    cases += [rows_case(name, b, **size) for name in ("sample", "target_probs") for b in batches]
-    for peer in sampling_peers.found():
-        for method in ("token", "block"):
-            for batch in batches:
-                cases.append(rejection_case(method, batch, beside=peer, **size))
-    return cases
+    rows = itertools.product(("sample", "target_probs"), batches)
+    return [*cases, *(rows_case(name, batch, **size) for name, batch in rows)]
 
 
 @functools.lru_cache(maxsize=1)

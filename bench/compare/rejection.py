@@ -24,7 +24,7 @@ import eager_sampling  # noqa: E402
 
 NUM_DRAFTS = 5
 TEMPERATURE = 0.8
-SHAPES = ((1, 129280), (8, 129280), (32, 49152))
+SHAPES = ((1, 129280), (8, 129280), (32, 49152), (32, 129280))
 
 
 # ---- inputs and checks --------------------------------------------------------------------------
@@ -127,6 +127,24 @@ def transformers_rule():
             )
             blocks[row, : found.shape[1]] = found[0]
         return blocks
+
+    return call
+
+
+def flashspec():
+    """Its sampler with the assembly kernel for residuals; takes log-probabilities of both laws."""
+    from flashspec.sampling import rejection
+
+    if rejection.active_residual_backend() != "asm":
+        raise ImportError("flashspec-asm-kernel is not installed")
+
+    def call(target, draft, probs, drafts):
+        law = (target / TEMPERATURE).log_softmax(-1)
+        bonus = torch.multinomial(law[:, NUM_DRAFTS].exp(), 1)
+        tokens, emitted, _ = rejection.rejection_sample(
+            drafts, probs.log(), law[:, :NUM_DRAFTS], drafts, NUM_DRAFTS
+        )
+        return torch.cat([tokens, torch.where(emitted[:, None] == NUM_DRAFTS, bonus, -1)], 1)
 
     return call
 
@@ -269,6 +287,7 @@ def works() -> list[Work]:
         Contender("eager torch", eager("token")),
         Contender("transformers", transformers_rule),
         Contender("vllm classic", vllm_classic),
+        Contender("flashspec", flashspec),
         Contender("vllm V2 Triton", vllm_v2(False), gpu=True),
         Contender("sglang Triton", sglang_chain, gpu=True),
         Contender("flashinfer", flashinfer_chain, gpu=True),

@@ -17,7 +17,6 @@ import growth  # noqa: E402
 import harness  # noqa: E402
 import peaks  # noqa: E402
 import report  # noqa: E402
-import sampling_peers  # noqa: E402
 import timing  # noqa: E402
 
 FACTS = {
@@ -33,9 +32,8 @@ QUICK = [name for name in FILES if "quick: bool" in (BENCH / f"{name}.py").read_
 
 @pytest.fixture(autouse=True)
 def few_sets(monkeypatch):
-    """Two input sets do for a test, and no peers: they are tested below."""
+    """Two input sets do for a test."""
     monkeypatch.setattr(timing, "MAX_SETS", 2)
-    monkeypatch.setattr(sampling_peers, "PEERS", {})
     torch.manual_seed(0)
 
 
@@ -123,42 +121,6 @@ def test_a_curve_is_measured():
     curve = growth.measure("K", GROWTHS["K"][0], 1, True, "cpu")
     assert curve["values"] == [2, 3] and len(curve["us"]) == 2
     assert "over K: exponent" in growth.markdown([curve])
-
-
-# ---- peers --------------------------------------------------------------------------------------
-
-
-def ours(target, drafts, draft_logits, uniforms, fixed, law=None):
-    from bench_sampling import operator
-
-    return operator("token")(target, drafts, draft_logits, uniforms, fixed).token_ids
-
-
-def test_the_law_of_this_package_is_that_of_the_target():
-    sampling_peers.check_law(sampling_peers.Peer("ours", ours, sampling_peers.nothing))
-
-
-def test_a_rule_that_accepts_everything_is_found_out():
-    def wrong(target, drafts, *_):
-        return torch.cat([drafts, drafts[:, :1]], 1)
-
-    with pytest.raises(AssertionError, match="law of wrong"):
-        sampling_peers.check_law(sampling_peers.Peer("wrong", wrong, sampling_peers.nothing))
-
-
-def test_a_peer_that_is_missing_is_named(monkeypatch, capsys):
-    def missing():
-        raise ImportError("no module named missing")
-
-    monkeypatch.setattr(sampling_peers, "PEERS", {"missing": missing})
-    assert sampling_peers.found() == []
-    assert "skipped: missing: no module named missing" in capsys.readouterr().out
-
-
-@pytest.mark.slow
-def test_transformers_as_a_peer_follows_the_law():
-    pytest.importorskip("transformers")
-    sampling_peers.check_law(sampling_peers.transformers(), requests=400)
 
 
 # ---- the command line and the report ------------------------------------------------------------
