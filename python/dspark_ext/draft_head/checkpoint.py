@@ -59,7 +59,6 @@ def load_draft_head(
             or unreadable.
         ConfigError: the config is incomplete or contradicts itself.
     """
-    from . import make_draft_head
     from .compact import FORMAT, CompactDraftHead
 
     files = CheckpointFiles(path)
@@ -69,7 +68,7 @@ def load_draft_head(
             head.bind_target(*target)
         return head
     config, entries = _describe(files, config)
-    head = make_draft_head(config, dtype=dtype, device="meta")
+    head = _make_on_meta(path, config, dtype=dtype)
     findings = _check(path, head, entries)
     own = {name: entry for name, entry in entries.items() if name not in TARGET_NAMES}
     _fill(head, files.read(own, device), findings)
@@ -98,11 +97,20 @@ def read_checkpoint_config(
 def check_draft_head(path: str | Path, config: Mapping[str, Any] | None = None) -> DraftHeadConfig:
     """What `load_draft_head` finds out before it reads tensors: names, shapes, dtypes and files, by
     the headers alone. Arguments and errors are those of `read_checkpoint_config`."""
+    config, entries = _describe(CheckpointFiles(path), config)
+    _check(path, _make_on_meta(path, config), entries)
+    return config
+
+
+def _make_on_meta(path, config: DraftHeadConfig, **options):
+    """The head without its tensors."""
     from . import make_draft_head
 
-    config, entries = _describe(CheckpointFiles(path), config)
-    _check(path, make_draft_head(config, device="meta"), entries)
-    return config
+    try:
+        return make_draft_head(config, device="meta", **options)
+    except RuntimeError as error:  # the product of two sizes is beyond int64
+        reason = str(error).splitlines()[0]
+        raise CheckpointError(str(path), {"contradictions": [f"sizes: {reason}"]}) from None
 
 
 def _describe(files: CheckpointFiles, config) -> tuple[DraftHeadConfig, dict[str, Entry]]:

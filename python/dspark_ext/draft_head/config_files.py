@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -64,7 +65,10 @@ def read(values: Mapping[str, Any], flavour: str | None) -> DraftHeadConfig:
 def recognise(values: Mapping[str, Any]) -> str:
     """The flavour of a config.json."""
     if "flavour" in values:
-        return values["flavour"]
+        flavour = values["flavour"]
+        if not isinstance(flavour, str):
+            raise ConfigError(f"draft head config: flavour: expected a string, got {flavour!r}")
+        return flavour
     names = [str(values.get("model_type", "")), *map(str, values.get("architectures") or ())]
     words = [name.lower().replace(".", "").replace("_", "") for name in names]
     for key, flavour in (
@@ -167,12 +171,33 @@ def _check_fixed(values, fixed: Mapping[str, Any], findings: list[str]) -> None:
             findings.append(f"{key}: only {expected!r} is supported, got {values[key]!r}")
 
 
+_MOST = 1 << 41  # no size is larger; the files are asked whether it is theirs
+
+
+def _fits(value, kind: str) -> bool:
+    """Whether a value is what a field declares."""
+    kind = kind.removesuffix(" | None")
+    if kind.startswith("tuple"):
+        return isinstance(value, tuple) and all(_fits(item, "int") for item in value)
+    if kind == "bool":
+        return isinstance(value, bool)
+    if kind == "str":
+        return isinstance(value, str)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    if kind == "int":
+        return isinstance(value, int) and abs(value) <= _MOST
+    return isinstance(value, int) and abs(value) <= _MOST or math.isfinite(value)
+
+
 def _build(cls, values: Mapping[str, Any], flavour: str, findings: list[str]):
     known = {}
     for field in dataclasses.fields(cls):
         value = flavour if field.name == "flavour" else values.get(field.name)
         if value is not None:
             known[field.name] = tuple(value) if isinstance(value, list) else value
+            if not _fits(known[field.name], field.type):
+                findings.append(f"{field.name}: expected {field.type}, got {value!r}")
         elif field.default is dataclasses.MISSING:
             findings.append(f"missing {field.name}")
     if not findings:
