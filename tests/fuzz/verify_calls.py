@@ -174,7 +174,7 @@ def commit(source: Source) -> Call:
 
 def check_commit(arguments, out, tame) -> None:
     batch = len(arguments["seq_lens"])
-    rows = len(arguments["batch"].input_ids)
+    rows = arguments["batch"].input_ids.shape[:1].numel()
     require_shape(out.seq_lens, (batch,), torch.int64, "seq_lens")
     require_shape(out.anchor, (batch,), torch.int64, "anchor")
     require_shape(out.row_kept, (rows,), torch.bool, "row_kept")

@@ -125,6 +125,8 @@ def _parts(op: str, weights: ExpertWeights) -> list[_Part]:
             raise _error(op, name, f"expected {wanted}", str(dtype).removeprefix("torch."))
     if format is not None:
         block = formats.check_format(format, weights.block, torch.float8_e8m0fnu)
+    if weights.layout == "panels" and format == "mxfp4" and block != (1, 32):
+        raise _error(op, "block", "expected (1, 32) of mxfp4 in panels", block)
     given = ((weights.w13, weights.w13_scales), (weights.w2, weights.w2_scales))
     per_element = 2 if format == "mxfp4" else 1
     if weights.layout == "rows":
