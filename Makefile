@@ -107,7 +107,7 @@ wheel-check: env
 	@$(PY) tools/check_wheel.py $(ENVIRONMENTS) $(ARGS)
 
 fuzz: env
-	@$(PY) tests/fuzz/targets.py
+	@$(PY) tests/fuzz/libfuzzer.py
 	@$(PY) tests/fuzz/run.py $(ARGS)
 
 vllm-test: env

@@ -8,10 +8,10 @@ import shutil
 import subprocess
 import sys
 
+import libfuzzer
 import pytest
-import targets
 
-PAGE = targets.ROOT / "docs/api.md"
+PAGE = libfuzzer.ROOT / "docs/api.md"
 COMPILER = shutil.which(os.environ.get("CXX", "c++"))
 
 
@@ -27,10 +27,10 @@ def measured(tmp_path_factory) -> dict[str, int]:
     if COMPILER is None:
         pytest.skip("no C++ compiler")
     library = tmp_path_factory.mktemp("malloc") / "counting_malloc.so"
-    source = targets.HERE / "counting_malloc.cpp"
+    source = libfuzzer.HERE / "counting_malloc.cpp"
     command = [COMPILER, "-O1", "-std=c++17", "-shared", "-fPIC", str(source), "-o", str(library)]
     subprocess.run(command, check=True)
-    script = targets.HERE / "memory_of_calls.py"
+    script = libfuzzer.HERE / "memory_of_calls.py"
     done = subprocess.run(
         [sys.executable, str(script)], capture_output=True, text=True,
         env={**os.environ, "LD_PRELOAD": str(library), "PYTHONPATH": os.pathsep.join(sys.path)},

@@ -2,7 +2,7 @@
 """The libFuzzer targets of the CPU kernels, with the address and undefined-behaviour sanitizers.
 
     make fuzz                        each target, 10^6 runs
-    python tests/fuzz/targets.py fuzz_moe --runs 100000
+    python tests/fuzz/libfuzzer.py fuzz_moe --runs 100000
 
 They need clang with libFuzzer (Debian: clang, libclang-rt-dev); $FUZZ_CXX names another one. A
 finding is written to the folder of the target under build/fuzz and repeated by giving that file to
