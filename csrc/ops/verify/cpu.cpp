@@ -76,6 +76,36 @@ VerifyCheck check_request(const PackArgs& args, int64_t b) {
     return {};
 }
 
+// Owners of rows asked for from 0 upwards, of a layout that check_layout has passed.
+class RisingOwners {
+  public:
+    explicit RisingOwners(const RowLayout& layout) : layout_(layout) {}
+
+    RowOwner ragged(int64_t row) {
+        const int32_t* starts = layout_.query_start_loc;
+        while (request_ + 1 < layout_.batch && starts[request_ + 1] <= row) ++request_;
+        return ragged_row_of(layout_, request_, row);
+    }
+    RowOwner in_pass(int64_t row, RowOwner ragged) const {
+        return layout_.rows_per_request == 0 ? ragged : padded_owner(layout_, row);
+    }
+
+  private:
+    const RowLayout layout_;
+    int64_t request_ = -1;
+};
+
+// Fills with copies of an element; bytes are a multiple of its size.
+void fill_elements(char* to, int64_t bytes, const void* element, int64_t element_size) {
+    if (bytes == 0) return;
+    memcpy(to, element, static_cast<size_t>(element_size));
+    for (int64_t done = element_size; done < bytes;) {
+        const int64_t more = done < bytes - done ? done : bytes - done;
+        memcpy(to + done, to, static_cast<size_t>(more));
+        done += more;
+    }
+}
+
 }  // namespace
 
 VerifyCheck pack(const PackArgs& args) {
@@ -83,9 +113,11 @@ VerifyCheck pack(const PackArgs& args) {
         const VerifyCheck check = check_request(args, b);
         if (check.fault != VerifyFault::kNone) return check;
     }
+    RisingOwners owners(args.layout);
     for (int64_t row = 0; row < args.max_rows; ++row) {
-        pack_row(args, row);
-        pack_sample_row(args, row);
+        const RowOwner ragged = owners.ragged(row);
+        pack_row(args, row, owners.in_pass(row, ragged));
+        pack_sample_row(args, row, ragged);
     }
     return {};
 }
@@ -99,12 +131,10 @@ void unpack(const UnpackArgs& args, int64_t begin, int64_t end) {
         char* to = static_cast<char*>(args.block) + entry * row_bytes;
         const int64_t row =
             source_row(args, entry / (args.num_drafts + 1), entry % (args.num_drafts + 1));
-        if (row >= 0) {
+        if (row < 0) {
+            fill_elements(to, row_bytes, args.fill, args.element_size);
+        } else {
             memcpy(to, rows + row * row_bytes, static_cast<size_t>(row_bytes));
-            continue;
-        }
-        for (int64_t i = 0; i < args.row_size; ++i) {
-            memcpy(to + i * args.element_size, args.fill, static_cast<size_t>(args.element_size));
         }
     }
 }
@@ -122,7 +152,10 @@ VerifyCheck commit(const CommitArgs& args) {
         }
     }
     for (int64_t b = 0; b < args.layout.batch; ++b) commit_request(args, b);
-    for (int64_t row = 0; row < args.num_rows; ++row) commit_row(args, row);
+    RisingOwners owners(args.layout);
+    for (int64_t row = 0; row < args.num_rows; ++row) {
+        commit_row(args, row, owners.in_pass(row, owners.ragged(row)));
+    }
     return {};
 }
 

@@ -12,8 +12,8 @@ void pack_kernel(PackArgs args) {
     check_warp_size<W>();
     const int64_t row = int64_t{block_idx().x} * kThreads + thread_idx();
     if (row >= args.max_rows) return;
-    pack_row(args, row);
-    pack_sample_row(args, row);
+    pack_row(args, row, row_owner(args.layout, row));
+    pack_sample_row(args, row, ragged_owner(args.layout, row));
 }
 
 // A thread per row and per request.
@@ -23,7 +23,7 @@ void commit_kernel(CommitArgs args) {
     check_warp_size<W>();
     const int64_t i = int64_t{block_idx().x} * kThreads + thread_idx();
     if (i < args.layout.batch) commit_request(args, i);
-    if (i < args.num_rows) commit_row(args, i);
+    if (i < args.num_rows) commit_row(args, i, row_owner(args.layout, i));
 }
 
 // ---- unpack -------------------------------------------------------------------------------------

@@ -28,7 +28,14 @@ struct RowOwner {
     int64_t offset;
 };
 
-// By the ragged order of rows: the last request that starts at or before the row.
+// If a row belongs to anybody in the ragged order, it is to `request`, the last that starts at or
+// before it; -1: none does.
+DSPARK_DEVICE RowOwner ragged_row_of(const RowLayout& layout, int64_t request, int64_t row) {
+    if (request < 0) return {-1, 0};
+    const int64_t offset = row - layout.query_start_loc[request];
+    return offset < rows_of(layout, request) ? RowOwner{request, offset} : RowOwner{-1, 0};
+}
+
 DSPARK_DEVICE RowOwner ragged_owner(const RowLayout& layout, int64_t row) {
     int64_t low = -1;
     int64_t high = layout.batch;
@@ -40,17 +47,19 @@ DSPARK_DEVICE RowOwner ragged_owner(const RowLayout& layout, int64_t row) {
             high = middle;
         }
     }
-    if (low < 0) return {-1, 0};
-    const int64_t offset = row - layout.query_start_loc[low];
-    return offset < rows_of(layout, low) ? RowOwner{low, offset} : RowOwner{-1, 0};
+    return ragged_row_of(layout, low, row);
 }
 
-DSPARK_DEVICE RowOwner row_owner(const RowLayout& layout, int64_t row) {
-    if (layout.rows_per_request == 0) return ragged_owner(layout, row);
+// Where every request has its own rows, padding behind them.
+DSPARK_DEVICE RowOwner padded_owner(const RowLayout& layout, int64_t row) {
     const int64_t b = row / layout.rows_per_request;
     if (b >= layout.batch) return {-1, 0};
     const int64_t offset = row % layout.rows_per_request;
     return offset < rows_of(layout, b) ? RowOwner{b, offset} : RowOwner{-1, 0};
+}
+
+DSPARK_DEVICE RowOwner row_owner(const RowLayout& layout, int64_t row) {
+    return layout.rows_per_request == 0 ? ragged_owner(layout, row) : padded_owner(layout, row);
 }
 
 // ---- pack ---------------------------------------------------------------------------------------
@@ -66,8 +75,7 @@ DSPARK_DEVICE int64_t slot_of(const PackArgs& args, int64_t request, int64_t pos
 
 // Fills one row of the pass. A negative id is fed as 0; a negative position as 0, and nowhere
 // stored; more rows than K + 1 are padding.
-DSPARK_DEVICE void pack_row(const PackArgs& args, int64_t row) {
-    const RowOwner owner = row_owner(args.layout, row);
+DSPARK_DEVICE void pack_row(const PackArgs& args, int64_t row, RowOwner owner) {
     int64_t id = 0;
     int64_t position = 0;
     int64_t slot = -1;
@@ -90,9 +98,9 @@ DSPARK_DEVICE void pack_row(const PackArgs& args, int64_t row) {
     args.slot_mapping[row] = slot;
 }
 
-// sample_rows[row]: where the row of the ragged order lies in the pass; 0 past the end.
-DSPARK_DEVICE void pack_sample_row(const PackArgs& args, int64_t row) {
-    const RowOwner owner = ragged_owner(args.layout, row);
+// sample_rows[row]: where the row of the ragged order, whose owner is given, lies in the pass; 0
+// past the end.
+DSPARK_DEVICE void pack_sample_row(const PackArgs& args, int64_t row, RowOwner owner) {
     const int64_t in_pass =
         owner.request < 0 ? 0 : first_row(args.layout, owner.request) + owner.offset;
     args.sample_rows[row] = in_pass < args.max_rows ? in_pass : 0;
@@ -123,8 +131,7 @@ DSPARK_DEVICE void commit_request(const CommitArgs& args, int64_t b) {
     args.num_rejected[b] = static_cast<int32_t>(rows_of(args.layout, b) - kept);
 }
 
-DSPARK_DEVICE void commit_row(const CommitArgs& args, int64_t row) {
-    const RowOwner owner = row_owner(args.layout, row);
+DSPARK_DEVICE void commit_row(const CommitArgs& args, int64_t row, RowOwner owner) {
     args.row_kept[row] = owner.request >= 0 && owner.offset < kept_rows(args, owner.request);
 }
 
