@@ -186,7 +186,8 @@ def check_format(
         or (format == "mxfp4" and block[1] % 2)
     ):
         raise ValueError(
-            f"{name}: block: expected (rows, columns), even columns for mxfp4, got {block}"
+            f"{name}: block: expected (rows, columns) from 1 to 2^30, even columns for mxfp4, "
+            f"got {block}"
         )
     return block
 
