@@ -121,7 +121,7 @@ bench: env
 	    name=$${file#bench/bench_}; name=$${name%.py}; \
 	    grep -q 'harness.main(' $$file && args='$(ARGS)' || args=; \
 	    echo "== $$file" && $(PY) $$file --json bench/results/$$name.json $$args || exit 1; done
-	@for pair in sampling:B,K,V draft:B,V dispatch:T,E verify:B,K confidence:B,K attention:L,B \
+	@for pair in sampling:B,K,V draft:B,V dispatch:T,E moe:T,E verify:B,K confidence:B,K attention:L,B \
 	    linear:M; do name=$${pair%:*}; echo "== $$name over $${pair#*:}"; \
 	    $(PY) bench/bench_$$name.py --grow $${pair#*:} --json bench/results/$${name}_growth.json \
 	        $(ARGS) || exit 1; done

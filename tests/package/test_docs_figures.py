@@ -7,6 +7,7 @@ import sys
 import pytest
 from doc_examples import REPOSITORY
 
+REPORT = "bench/results/report/report.md"
 PAGE = (REPOSITORY / "docs/choosing.md").read_text()
 
 
@@ -52,18 +53,10 @@ def test_the_table_of_schedules_is_that_of_the_simulation():
         ("docs/engine.md", "which here is 1 in 50", "that is 1 in 50"),
         ("examples/MODEL_CARD.md", "309,644 tokens", "309,644 tokens"),
         ("examples/MODEL_CARD.md", "2645 CPU-seconds", "2645 CPU-seconds"),
-        ("bench/results/sampling_cpu.md", "| block fp32 B=1 unfiltered | 724 |", "0.72 ms against"),
-        ("bench/results/sampling_cpu.md", "| token fp32 B=1 unfiltered | 570 |", "0.57 ms for one"),
-        (
-            "bench/results/sampling_cpu.md",
-            "| block fp32 B=32 unfiltered | 18,516 |",
-            "18.5 against",
-        ),
-        (
-            "bench/results/sampling_cpu.md",
-            "| token fp32 B=32 unfiltered | 10,372 |",
-            "10.4 ms for 32",
-        ),
+        (REPORT, "block fp32 B=1 K=5 V=129280 unfiltered | 492 |", "0.49 ms against"),
+        (REPORT, "token fp32 B=1 K=5 V=129280 unfiltered | 295 |", "0.30 ms for one"),
+        (REPORT, "block fp32 B=32 K=5 V=129280 unfiltered | 12,881 |", "12.9 against"),
+        (REPORT, "token fp32 B=32 K=5 V=129280 unfiltered | 6,603 |", "6.6 ms for 32"),
     ],
 )
 def test_a_figure_stands_where_it_comes_from(page, theirs, ours):
