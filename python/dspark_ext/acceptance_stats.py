@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from . import _operators as _ops
+from ._integers import as_int32
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ class AcceptanceStats:
         Raises RuntimeError for an id >= num_requests and for counts that contradict each other.
         """
         if request_ids is not None:
-            request_ids = _as_int32(request_ids)
+            request_ids = as_int32("accumulate_stats", "request_ids", request_ids)
         _ops.accumulate_stats(
             verify_lens, num_accepted, request_ids, self.verified, self.reached, self.histogram
         )
@@ -161,18 +162,6 @@ class AcceptanceStats:
             verified_by_request_and_position=verified,
             accepted_by_request_and_position=accepted,
         )
-
-
-def _as_int32(request_ids: torch.Tensor) -> torch.Tensor:
-    dtype = request_ids.dtype
-    if dtype.is_floating_point or dtype.is_complex or dtype == torch.bool:
-        raise RuntimeError(
-            "dspark_ext.accumulate_stats: request_ids: expected integers, got "
-            f"{str(dtype).removeprefix('torch.')}"
-        )
-    if dtype == torch.int64:  # what int32 cannot hold stays out of range
-        request_ids = request_ids.clamp(-1, 2**31 - 1)
-    return request_ids.to(torch.int32)
 
 
 def accepted_of(histogram: torch.Tensor) -> torch.Tensor:

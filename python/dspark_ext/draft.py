@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 
 from . import _operators as _ops
+from ._integers import as_int64
 
 __all__ = [
     "DraftOutput",
@@ -134,7 +135,7 @@ def markov_sample(
         vocab_size = width if d2t is None else w1.shape[0]
     token_ids, logits, prev_embed, *statistics = _ops.markov_sample(
         base_logits,
-        _as_integers(op, "anchor", anchor),
+        as_int64(op, "anchor", anchor),
         w1,
         w2,
         head,
@@ -145,7 +146,7 @@ def markov_sample(
         _per_request(temperature, batch, device),
         _integer_per_request(op, "seeds", seeds, batch, device),
         _integer_per_request(op, "positions", positions, batch, device),
-        None if d2t is None else _as_integers(op, "d2t", d2t),
+        None if d2t is None else as_int64(op, "d2t", d2t),
         num_drafts,
         vocab_size,
         exact,
@@ -200,7 +201,7 @@ def markov_logits(
         _check_dim(op, "hidden", hidden, ("B", "d"))
     logits, prev_embed, next_state = _ops.markov_logits(
         base_logits.unsqueeze(1),
-        _as_integers(op, "anchor", anchor),
+        as_int64(op, "anchor", anchor),
         w1,
         w2,
         head,
@@ -355,25 +356,13 @@ def _check_dim(op: str, name: str, tensor: torch.Tensor, dims: tuple[str, ...]) 
         )
 
 
-def _as_integers(op: str, name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """int64, from any integers; a fraction would be cut off silently."""
-    dtype = tensor.dtype
-    if dtype == torch.int64:
-        return tensor
-    if dtype.is_floating_point or dtype.is_complex or dtype == torch.bool:
-        raise RuntimeError(
-            f"dspark_ext.{op}: {name}: expected integers, got {str(dtype).removeprefix('torch.')}"
-        )
-    return tensor.to(torch.int64)
-
-
 def _integer_per_request(op: str, name: str, value, batch: int, device) -> torch.Tensor:
     """An int64 tensor [B]; of a number, the same for every request."""
     if isinstance(value, torch.Tensor) and value.dim() > 0:
-        return _as_integers(op, name, value)
+        return as_int64(op, name, value)
     if type(value) is int:  # without a copy from the host
         return torch.full((batch,), value, dtype=torch.int64, device=device)
-    number = _as_integers(op, name, torch.as_tensor(value, device=device))
+    number = as_int64(op, name, torch.as_tensor(value, device=device))
     return number.expand(batch).contiguous()
 
 

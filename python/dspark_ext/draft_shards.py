@@ -19,9 +19,9 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
+from ._integers import as_int64
 from .draft import (
     RowStatistics,
-    _as_integers,
     _check_dim,
     _drawn_temperature,
     _integer_per_request,
@@ -100,7 +100,7 @@ class MarkovShards:
             vocab_size = sum(sizes)
         ids = torch.arange(start, start + shard_size, device=self.device)
         if d2t is not None:
-            ids = ids + _as_integers("MarkovShards", "d2t", d2t).to(self.device)
+            ids = ids + as_int64("MarkovShards", "d2t", d2t).to(self.device)
         self.vocab_size = vocab_size
         self.tiles = -(-vocab_size // TILE)
         self._check_ids(ids, sizes)
@@ -218,7 +218,7 @@ class MarkovShards:
         logits = base_logits.new_empty(batch, steps, self.width)
         embeds = w1.new_empty(batch, steps, w1.shape[1])
         statistics = _empty_statistics(batch, steps, self.tiles, device)
-        previous, state = _as_integers("MarkovShards", "anchor", anchor), None
+        previous, state = as_int64("MarkovShards", "anchor", anchor), None
         for k in range(steps if batch else 0):
             step = markov_logits(
                 base_logits[:, k],

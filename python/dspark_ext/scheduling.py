@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 
 from . import _operators as _ops
+from ._integers import as_int32
 from .cost_table import CostTable
 
 _MODES = ("early_stop", "budget", "lagged", "uniform", "threshold", "fixed")
@@ -144,14 +145,7 @@ def _as_capacity(capacity, device: torch.device | None) -> torch.Tensor:
     if isinstance(capacity, torch.Tensor) and capacity.dtype == torch.int32:
         return capacity if device is None or capacity.device == device else capacity.to(device)
     if isinstance(capacity, torch.Tensor):
-        dtype = capacity.dtype
-        if dtype.is_floating_point or dtype.is_complex or dtype == torch.bool:
-            raise RuntimeError(
-                "dspark_ext.schedule: capacity: expected integers, got "
-                f"{str(dtype).removeprefix('torch.')}"
-            )
-        if dtype == torch.int64:  # what int32 cannot hold is no limit, or no room
-            capacity = capacity.clamp(-1, 2**31 - 1)
+        capacity = as_int32("schedule", "capacity", capacity)
     return torch.as_tensor(capacity, dtype=torch.int32, device=device)
 
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 
 from . import _operators as _ops
+from ._integers import as_int64
 from .acceptance_estimator import AcceptanceEstimator
 from .acceptance_stats import AcceptanceReport, AcceptanceStats
 from .calibration import calibrate, fit_sts
@@ -126,9 +127,9 @@ def pack(
         )
     rows_per_request = rows_per_request or 0
     *rows, sample_rows = _ops.pack(
-        _as_int64("pack", "anchor", anchor),
-        _as_int64("pack", "draft_token_ids", draft_token_ids),
-        _as_int64("pack", "seq_lens", seq_lens),
+        as_int64("pack", "anchor", anchor),
+        as_int64("pack", "draft_token_ids", draft_token_ids),
+        as_int64("pack", "seq_lens", seq_lens),
         schedule.verify_lens,
         schedule.query_start_loc,
         max_rows,
@@ -185,23 +186,12 @@ def commit(output, batch: VerifyBatch, seq_lens: torch.Tensor) -> Commit:
         *_ops.commit(
             output.num_emitted,
             output.last_token,
-            _as_int64("commit", "seq_lens", seq_lens),
+            as_int64("commit", "seq_lens", seq_lens),
             batch.query_start_loc,
             batch.input_ids.shape[:1].numel(),
             batch.rows_per_request,
         )
     )
-
-
-def _as_int64(op: str, name: str, tensor: torch.Tensor) -> torch.Tensor:
-    dtype = tensor.dtype
-    if dtype == torch.int64:
-        return tensor
-    if dtype.is_floating_point or dtype.is_complex or dtype == torch.bool:
-        raise RuntimeError(
-            f"dspark_ext.{op}: {name}: expected integers, got {str(dtype).removeprefix('torch.')}"
-        )
-    return tensor.to(torch.int64)
 
 
 def cudagraph_sizes(max_batch: int, num_drafts: int) -> list[int]:
