@@ -13,6 +13,7 @@ from .. import draft
 from .._recording import reads_values
 from .config import DraftHeadConfig
 from .context import BlockView, DraftContext
+from .names import stays_float32
 from .state import ContextState
 
 
@@ -42,7 +43,8 @@ class DSparkDraftHead(nn.Module):
     `allocate_context` makes the slots. Then, per round, `append` takes the features of the tokens
     that were verified and kept, and `draft` proposes.
 
-    dtype  of weights and activations; norms, hyper-connections, routing and confidence are float32
+    dtype  of weights and activations; norms, hyper-connections, routing and confidence are float32.
+           `to`, `half` and the like change it, and leave what is float32 as it is
     """
 
     # Names of state_dict() that a checkpoint may leave out.
@@ -91,10 +93,7 @@ class DSparkDraftHead(nn.Module):
     ) -> DraftContext:
         """Make `context` for so many requests of so many positions; see `DraftContext`."""
         config = self.config
-        if self.embedding_weight is None:
-            raise RuntimeError(
-                "dspark_ext.draft_head: allocate_context: bind_target has not been called"
-            )
+        self._check_bound("allocate_context")
         self.context = DraftContext(
             config.flavour,
             config.num_layers,
@@ -210,6 +209,7 @@ class DSparkDraftHead(nn.Module):
     def block_hidden(self, anchor: Tensor, positions: Tensor, slots: Tensor, drafts: int) -> Tensor:
         """[B, drafts, d], before the final norm: the row that proposes x_k at index k - 1."""
         config = self.config
+        self._check_bound("draft")
         self._check_requests(anchor, positions, slots)
         rows = drafts if config.sample_from_anchor else drafts + 1
         token_ids = anchor.new_full((len(anchor), rows), config.mask_token)
@@ -222,6 +222,28 @@ class DSparkDraftHead(nn.Module):
     def head_state(self, hidden: Tensor, normed: Tensor) -> Tensor:
         """What the Markov and confidence heads read, of the rows before and after the norm."""
         raise TypeError(f"{type(self).__name__} is abstract; see make_draft_head")
+
+    def _apply(self, fn, recurse: bool = True):
+        """Moves the module. A cast is one of `dtype`."""
+        named = (*self.named_parameters(), *self.named_buffers())
+        kept = {id(tensor) for name, tensor in named if stays_float32(name)}
+
+        def move(tensor: Tensor) -> Tensor:
+            moved = fn(tensor)
+            return tensor.to(moved.device) if id(tensor) in kept else moved
+
+        self.dtype = fn(torch.empty(0, dtype=self.dtype)).dtype
+        return super()._apply(move, recurse)
+
+    def _check_bound(self, call: str) -> None:
+        """Operators of torch read a meta tensor among others as if it had memory."""
+        place = self.norm.weight.device
+        for weight in (self.embedding_weight, self.output_weight):
+            if weight is None or weight.is_meta and place.type != "meta":
+                raise RuntimeError(
+                    f"dspark_ext.draft_head: {call}: bind_target has not been called, and the "
+                    f"checkpoint has not both the embedding and the output matrix"
+                )
 
     def _context(self) -> DraftContext:
         if self.context is None:
@@ -249,6 +271,12 @@ class DSparkDraftHead(nn.Module):
         config = self.config
         for name, weight in (("embedding", embedding), ("lm_head_weight", output)):
             expected = [config.vocab_size, config.hidden_size]
+            if not isinstance(weight, Tensor) or not weight.is_floating_point():
+                found = weight.dtype if isinstance(weight, Tensor) else type(weight).__name__
+                raise ValueError(
+                    f"dspark_ext.draft_head: bind_target: {name}: expected a float tensor "
+                    f"{expected}, got {str(found).removeprefix('torch.')}"
+                )
             if list(weight.shape) != expected:
                 raise ValueError(
                     f"dspark_ext.draft_head: bind_target: {name}: expected shape {expected}, got "

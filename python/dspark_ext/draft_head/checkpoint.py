@@ -74,6 +74,9 @@ def load_draft_head(
     _fill(head, files.read(own, device), findings)
     findings.raise_if_any()
     _finish(head, device)
+    if target is None and getattr(config, "tie_word_embeddings", False):
+        if "lm_head.weight" not in own and "embed_tokens.weight" in own:
+            target = (head.embedding_weight, head.embedding_weight)
     if target is None and config.flavour in DEEPSEEK_FLAVOURS and set(TARGET_NAMES) <= set(entries):
         shared = dict(files.read({name: entries[name] for name in TARGET_NAMES}, device))
         target = tuple(shared[name].to(dtype) for name in TARGET_NAMES)

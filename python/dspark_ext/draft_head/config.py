@@ -188,6 +188,8 @@ class DenseDraftConfig(DraftHeadConfig):
     attention_k_eq_v             values are the keys' projection; there is no v_proj
     final_logit_softcapping      base logits are cap * tanh(logits / cap); None = not
     draft_vocab_size             V_draft; smaller than vocab_size with a `d2t` table
+    tie_word_embeddings          the embedding is the output matrix, too, in a checkpoint that has
+                                 an embedding and no output matrix
     """
 
     intermediate_size: int
@@ -207,6 +209,7 @@ class DenseDraftConfig(DraftHeadConfig):
     partial_rotary_factor: float = 1.0
     attention_k_eq_v: bool = False
     final_logit_softcapping: float | None = None
+    tie_word_embeddings: bool = False
 
     features_from = "outputs"
     num_layers = property(lambda self: self.num_hidden_layers)

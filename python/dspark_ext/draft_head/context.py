@@ -76,17 +76,21 @@ class DraftContext(nn.Module):
                     f"{value}"
                 )
         self.capacity = max_len if window is None else min(max_len, window + max_rollback)
-        self.dtype = dtype
         # One slot more than requests: padding rows land there, and its length stays 0.
         self._padding = max_requests
         shape = (max_requests + 1, self.capacity)
-        for name, entry in self.entries.items():
-            store = torch.zeros(num_layers, *shape, *entry, dtype=dtype, device=device)
-            self.register_buffer(name, store, persistent=False)
-        held = torch.full(shape, -1, dtype=torch.int64, device=device)
+        with torch.inference_mode(False):  # written to in any mode
+            for name, entry in self.entries.items():
+                store = torch.zeros(num_layers, *shape, *entry, dtype=dtype, device=device)
+                self.register_buffer(name, store, persistent=False)
+            held = torch.full(shape, -1, dtype=torch.int64, device=device)
+            ends = torch.zeros(max_requests + 1, dtype=torch.int64, device=device)
         self.register_buffer("held", held, persistent=False)  # position of each entry, -1 = none
-        ends = torch.zeros(max_requests + 1, dtype=torch.int64, device=device)
         self.register_buffer("_ends", ends, persistent=False)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return getattr(self, next(iter(self.entries))).dtype
 
     @property
     def lengths(self) -> Tensor:
@@ -124,7 +128,8 @@ class DraftContext(nn.Module):
     def view(self, slots: Tensor, anchors: Tensor) -> BlockView:
         """What the blocks at `anchors` of `slots`, both int64 [B], may look at: the positions
         before the anchor, at most `window` of them. A slot of -1 sees nothing. On a CPU an anchor
-        beyond the slot's length is an error; elsewhere its block just sees less."""
+        beyond the slot's length, or one whose window is not there any more, is an error; elsewhere
+        its block just sees less."""
         if reads_values(slots):
             self._check_anchors(slots, anchors)
         slots = torch.where(slots < 0, self._padding, slots)
@@ -135,6 +140,11 @@ class DraftContext(nn.Module):
         visible = (held >= 0) & (held < torch.minimum(anchors, self._ends[slots])[:, None])
         if self.window is not None:
             visible &= held >= (anchors - self.window)[:, None]
+            if reads_values(slots):
+                seen = visible.sum(1)
+                lost = (slots != self._padding) & (seen < anchors.clamp(max=self.window))
+                for row in lost.nonzero()[:1, 0].tolist():
+                    self._held_columns("draft", int(slots[row]), int(anchors[row]))
         return BlockView(self, slots, visible)
 
     def truncate(self, slots: Tensor, lengths: Tensor) -> None:
@@ -145,6 +155,11 @@ class DraftContext(nn.Module):
         """
         self._check_index("truncate", "slots", slots)
         self._check_index("truncate", "lengths", lengths, len(slots))
+        if len(slots.unique()) != len(slots):
+            raise ValueError(
+                f"dspark_ext.draft_head: truncate: slots: expected each slot once, got "
+                f"{slots.tolist()}"
+            )
         for slot, length in zip(slots.tolist(), lengths.tolist()):
             self._check_slot("truncate", slot)
             end = int(self._ends[slot])

@@ -150,7 +150,7 @@ class DenseDraftHead(DSparkDraftHead):
 
     def bind_target(self, embedding: Tensor, lm_head_weight: Tensor) -> None:
         """Share the target's embedding and output matrix, both [V, d]; with a reduced vocabulary
-        the drafted rows of the latter are copied."""
+        the drafted rows of the latter are copied. A tied target gives the same matrix twice."""
         self._check_target(embedding, lm_head_weight)
         rows = lm_head_weight.detach()
         if self.d2t is not None:

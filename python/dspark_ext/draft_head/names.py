@@ -53,6 +53,17 @@ _PARTS = [
 PARTS = tuple(part for part, _ in _PARTS)
 
 
+_FLOAT32 = re.compile(
+    r"mtp\.\d+\.(hc_\w+|attn\.attn_sink|ffn\.gate\.bias(_vl)?)|(.*\.)?confidence_head\..*"
+    r"|(.*\.)?\w*norm\.weight"
+)
+
+
+def stays_float32(name: str) -> bool:
+    """Whether a tensor of a head is float32 whatever the head's dtype is."""
+    return _FLOAT32.fullmatch(name) is not None
+
+
 def part_of(name: str) -> str:
     """The part of a draft head that a tensor belongs to, one of `PARTS`.
 

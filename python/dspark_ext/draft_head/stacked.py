@@ -39,11 +39,14 @@ class ExpertStack:
         return ExpertStack, (self.prepares,)
 
     def weights(self, experts: nn.ModuleList) -> moe.ExpertWeights | None:
-        """None if the experts cannot be stacked: the gates of one end within a block of scales."""
+        """None if the experts cannot be stacked: the gates of one end within a block of scales, or
+        not all have their weights and scales in the same dtypes."""
         layer = experts[0].w1
         if layer.is_quantized and layer.out_features % layer.block[0] != 0:
             return None
         if self._weights is None or self._addresses != list(_addresses(experts)):
+            if not _are_alike(experts):
+                return None
             self._weights = _stack(experts)
             self._addresses = list(_addresses(experts))
             self._prepared = None
@@ -82,6 +85,12 @@ def _parameters(experts: nn.ModuleList) -> Iterator[nn.Parameter]:
     for expert in experts._modules.values():
         for layer in expert._modules.values():
             yield from (p for p in layer._parameters.values() if p is not None)
+
+
+def _are_alike(experts: nn.ModuleList) -> bool:
+    layers = [layer for expert in experts for layer in expert.children()]
+    fields = [field for field in ("weight", "scale") if getattr(layers[0], field) is not None]
+    return all(len({getattr(layer, field).dtype for layer in layers}) == 1 for field in fields)
 
 
 def _addresses(experts: nn.ModuleList) -> Iterator[int]:

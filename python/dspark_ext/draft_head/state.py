@@ -10,6 +10,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from .files import replace_file
+
 FORMAT = "dspark_ext.draft_context.v1"
 
 
@@ -32,20 +34,24 @@ class ContextState:
         return int(self.positions[-1]) + 1 if len(self.positions) else 0
 
     def save(self, path: str | Path) -> None:
-        """One safetensors file."""
+        """One safetensors file, whole or not at all."""
         from safetensors.torch import save_file
 
         tensors = {name: value.contiguous() for name, value in self.tensors.items()}
-        save_file({**tensors, "positions": self.positions}, path, metadata=self.header)
+        tensors["positions"] = self.positions
+        replace_file(Path(path), lambda file: save_file(tensors, file, metadata=self.header))
 
     @classmethod
     def load(cls, path: str | Path) -> ContextState:
         """What `save` wrote; `import_state` checks it."""
-        from safetensors import safe_open
+        from safetensors import SafetensorError, safe_open
 
-        with safe_open(path, "pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}
-            header = file.metadata() or {}
+        try:
+            with safe_open(path, "pt") as file:
+                tensors = {name: file.get_tensor(name) for name in file.keys()}
+                header = file.metadata() or {}
+        except SafetensorError as error:
+            raise ValueError(f"{path}: {error}") from None
         if "positions" not in tensors:
             raise ValueError(f"{path}: positions: missing, this is no draft context state")
         return cls(header, tensors.pop("positions"), tensors)
@@ -55,10 +61,11 @@ class ContextState:
         for field, value in expected.items():
             if self.header.get(field) != value:
                 raise _mismatch(field, value, self.header.get(field))
-        window = json.loads(expected["window"])
-        positions, count = self.positions, len(self.positions)
+        window, positions = json.loads(expected["window"]), self.positions
         if positions.dtype != torch.int64 or positions.dim() != 1:
-            raise _mismatch("positions", "int64 [n]", f"{positions.dtype} {list(positions.shape)}")
+            found = f"{_dtype_name(positions.dtype)} {list(positions.shape)}"
+            raise _mismatch("positions", "int64 [n]", found)
+        count = len(positions)
         first = 0 if window is None else max(0, self.length - window)
         if count != self.length - first or not torch.equal(
             positions, torch.arange(first, first + count)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from torch import Tensor
 from .base import DSparkDraftHead
 from .checkpoint_files import CONFIG, INDEX, SINGLE
 from .config import DEEPSEEK_FLAVOURS, DraftHeadConfig
+from .files import replace_file
 from .names import part_of
 from .quantized import QuantizedLinear
 
@@ -62,7 +62,7 @@ def save_draft_head(
     shards = _shards(released_tensors(head, embeddings=embeddings), max_shard_bytes)
     names = _file_names(len(shards))
     for name, tensors in zip(names, shards):
-        _replace(directory / name, lambda file, t=tensors: save_file(t, file, {"format": "pt"}))
+        replace_file(directory / name, lambda file, t=tensors: save_file(t, file, {"format": "pt"}))
     if len(shards) > 1:
         _write_json(directory / INDEX, _index(names, shards))
     _write_json(directory / CONFIG, released_config(head.config))
@@ -139,14 +139,4 @@ def _index(names: list[str], shards: list[dict[str, Tensor]]) -> dict[str, Any]:
 
 def _write_json(file: Path, values: dict[str, Any]) -> None:
     text = json.dumps(values, indent=2) + "\n"
-    _replace(file, lambda unfinished: unfinished.write_text(text, encoding="utf-8"))
-
-
-def _replace(file: Path, write) -> None:
-    """A reader sees the whole file or none."""
-    unfinished = file.with_name(file.name + ".part")
-    try:
-        write(unfinished)
-        os.replace(unfinished, file)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    replace_file(file, lambda unfinished: unfinished.write_text(text, encoding="utf-8"))

@@ -14,7 +14,8 @@ from .request_state import HandoverError
 class HeadDrafter:
     """Serve a draft head of any flavour.
 
-    head          bound to its target, its weights loaded; it gets a new context
+    head          bound to its target, its weights loaded. It gets a context of this drafter's own,
+                  so that several drafters may serve one head, by turns
     max_requests  cache slots, the target's
     max_len       positions per slot, the target's
     block_size    most drafts per block; default what the head was trained for. More is possible
@@ -37,10 +38,15 @@ class HeadDrafter:
     ) -> None:
         self.head = head
         self.block_size = head.config.trained_drafts if block_size is None else block_size
+        if not isinstance(self.block_size, int) or self.block_size < 1:
+            raise ValueError(
+                f"dspark_ext.engine.HeadDrafter: block_size: expected an integer >= 1, got "
+                f"{block_size!r}"
+            )
         self.num_features = head.config.num_features
         self.max_requests = max_requests
         self.max_len = max_len
-        head.allocate_context(max_requests, max_len)
+        self._context = head.allocate_context(max_requests, max_len)
         self._empty = head.export_state(0)
         self.identity = {
             "class": type(self).__name__,
@@ -79,11 +85,11 @@ class HeadDrafter:
         token_ids: torch.Tensor | None = None,
     ) -> None:
         """See `Drafter.append`; token_ids are not read."""
-        self.head.append(features, positions, slots)
+        self._own_head().append(features, positions, slots)
 
     def draft(self, batch: DraftBatch, num_drafts: int, method: str) -> Draft:
         """See `Drafter.draft`; without a confidence head every draft counts as certain."""
-        drawn = self.head.draft(
+        drawn = self._own_head().draft(
             batch.anchor,
             batch.anchor_positions,
             batch.slots,
@@ -101,7 +107,7 @@ class HeadDrafter:
 
     def export_slot(self, slot: int, length: int) -> dict[str, torch.Tensor]:
         """What a block at position `length` sees of its context, see `handover`."""
-        state = self.head.export_state(slot)
+        state = self._own_head().export_state(slot)
         return {"positions": state.positions, **state.tensors}
 
     def check_slot(self, tensors: dict[str, torch.Tensor], token_ids) -> None:
@@ -122,7 +128,12 @@ class HeadDrafter:
     def import_slot(self, slot: int, tensors: dict[str, torch.Tensor], token_ids) -> None:
         """Make what `export_slot` gave the slot's; token_ids of its positions."""
         self.check_slot(tensors, token_ids)
-        self.head.import_state(slot, self._state(tensors))
+        self._own_head().import_state(slot, self._state(tensors))
+
+    def _own_head(self) -> DSparkDraftHead:
+        if self.head.context is not self._context:
+            self.head.context = self._context
+        return self.head
 
     def _state(self, tensors: dict[str, torch.Tensor]) -> ContextState:
         named = dict(tensors)
