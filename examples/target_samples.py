@@ -19,6 +19,12 @@ import torch.nn.functional as F
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+LEAST_ANSWER = 8  # rows with fewer tokens of an answer are not kept
+
+
+class SamplingError(ValueError):
+    """What cannot be sampled, and why."""
+
 
 @dataclass
 class Request:
@@ -62,7 +68,7 @@ class TargetLoop:
     def __init__(self, model, taps: list[int], batch: int, max_length: int):
         config = model.config
         if config.model_type != "llama":
-            raise ValueError(f"sampling: expected a llama model, got {config.model_type!r}")
+            raise SamplingError(f"sampling: expected a llama model, got {config.model_type!r}")
         self.num_heads, self.num_kv_heads = config.num_attention_heads, config.num_key_value_heads
         self.head_dim = getattr(config, "head_dim", None) or config.hidden_size // self.num_heads
         self.eps, self.taps = config.rms_norm_eps, taps
@@ -170,11 +176,17 @@ def generate(
     """Write chunks of finished rows to ``out_dir`` until ``max_tokens``, ``stop()`` or the last request.
 
     ``batch`` rows at a time, or as many as there are requests. The tokens are a function of the
-    arguments; ``stop`` only ends them earlier.
+    arguments; ``stop`` only ends them earlier. Requests whose prompts leave no room for an answer are
+    left out. Raises SamplingError; also if ``out_dir`` has rows of ``seed`` already.
     """
+    for name, value in (("batch", batch), ("max_tokens", max_tokens)):
+        if value < 1:
+            raise SamplingError(f"sampling: {name}: expected at least 1, got {value}")
+    _check_seed(out_dir, seed)
+    requests = _with_room(requests, max_length, len(prefix))
     first = list(itertools.islice(requests, batch))
     if not first:
-        raise ValueError("sampling: there is no request")
+        raise SamplingError("sampling: there is no request")
     batch = len(first)
     out_dir.mkdir(parents=True, exist_ok=True)
     loop = TargetLoop(model, taps, batch, max_length)
@@ -213,10 +225,13 @@ def generate(
         sampled = sample_ids(logits, temperatures, generator).tolist()
         for row, slot in enumerate(slots):
             slot.position += 1
-            if slot.position < len(slot.tokens):
-                continue  # still inside the forced tokens
-            slot.tokens.append(sampled[row])
-            ended = sampled[row] == end_id
+            is_full = slot.position + 1 >= max_length
+            is_forced = slot.position < len(slot.tokens)
+            if is_forced and not is_full:
+                continue
+            if not is_forced:
+                slot.tokens.append(sampled[row])
+            ended = not is_forced and sampled[row] == end_id
             if ended and slot.asking:
                 slot.tokens += answer_prefix
                 slot.response_start, slot.asking = len(slot.tokens), False
@@ -224,9 +239,9 @@ def generate(
             if slot.idle:
                 slot.position = len(prefix) - 1
                 del slot.tokens[len(prefix) :]
-            elif ended or slot.position + 1 >= max_length:
+            elif ended or is_full:
                 length = slot.position
-                if slot.response_start + 8 < length and not slot.asking:
+                if slot.response_start + LEAST_ANSWER < length and not slot.asking:
                     pending.tokens.append(
                         torch.tensor(slot.tokens[: length + 1], dtype=torch.int32)
                     )
@@ -250,7 +265,7 @@ def generate(
                 slots[row].idle = request is None
                 temperatures[row] = slots[row].request.temperature
         if len(pending.rows) >= rows_per_chunk:
-            _write_chunk(pending, out_dir / f"chunk{num_chunks:04d}.safetensors")
+            _write_chunk(pending, out_dir / f"chunk{num_chunks:04d}.safetensors", seed)
             pending, num_chunks = _Pending(), num_chunks + 1
             print(
                 f"{num_chunks} chunks, {num_tokens} tokens, {time.time() - begun:.0f} s, "
@@ -258,10 +273,36 @@ def generate(
                 flush=True,
             )
     if pending.rows:
-        _write_chunk(pending, out_dir / f"chunk{num_chunks:04d}.safetensors")
+        _write_chunk(pending, out_dir / f"chunk{num_chunks:04d}.safetensors", seed)
 
 
-def _write_chunk(pending: _Pending, path: Path) -> None:
+def _with_room(requests: Iterator[Request], max_length: int, prefix: int) -> Iterator[Request]:
+    """Those whose prompts leave room for an answer."""
+    room = max_length - prefix - LEAST_ANSWER - 2
+    left_out = 0
+    for request in requests:
+        left_out = 0 if len(request.prompt) <= room else left_out + 1
+        if not left_out:
+            yield request
+        elif left_out == 1000:
+            raise SamplingError(
+                f"sampling: max_length: {max_length} leaves room for prompts of {room} tokens, and "
+                f"1000 in a row are longer"
+            )
+
+
+def _check_seed(out_dir: Path, seed: int) -> None:
+    """Equal seeds give equal rows, which would count twice."""
+    for path in sorted(out_dir.glob("chunk*.safetensors")):
+        with safe_open(path, "pt") as file:
+            found = (file.metadata() or {}).get("seed")
+        if found == str(seed):
+            raise SamplingError(
+                f"sampling: {path} has rows of seed {seed} already; to add rows name another seed"
+            )
+
+
+def _write_chunk(pending: _Pending, path: Path, seed: int) -> None:
     partial = path.with_suffix(".partial")
     save_file(
         {
@@ -271,7 +312,7 @@ def _write_chunk(pending: _Pending, path: Path) -> None:
             "logsumexp": torch.cat(pending.logsumexp),
         },
         partial,
-        metadata={"rows": json.dumps(pending.rows)},
+        metadata={"rows": json.dumps(pending.rows), "seed": str(seed)},
     )
     partial.rename(path)
 

@@ -22,31 +22,43 @@ import torch
 from drafter_training import start
 from drafter_training.checkpoints import ResumeError
 from drafter_training.evaluation import evaluate
-from drafter_training.loop import Pace, train
-from drafter_training.samples import Samples
+from drafter_training.interrupt import Interrupt
+from drafter_training.loop import DivergedError, Pace, train
+from drafter_training.samples import Samples, check_samples
 from drafter_training.settings import LOSSES, OPTIMIZERS, PRECISIONS, Settings, SettingsError
 from targets import TARGETS, Shape
 
 from dspark_ext.draft_head import CheckpointError, ConfigError
 
+FAILURES = (
+    CheckpointError,
+    ConfigError,
+    DivergedError,
+    OSError,
+    ResumeError,
+    SettingsError,
+    target_samples.SamplingError,
+)
+
 
 def run_sample(args: argparse.Namespace) -> None:
     target = TARGETS[args.target]()
     deadline = time.monotonic() + args.minutes * 60
-    target_samples.generate(
-        target.model,
-        target.requests(args.held_out, args.seed),
-        args.out,
-        prefix=target.prefix,
-        taps=target.taps,
-        end_id=target.end_id,
-        answer_prefix=target.answer_prefix,
-        batch=args.batch,
-        max_length=args.max_length,
-        max_tokens=args.tokens,
-        seed=args.seed,
-        stop=lambda: time.monotonic() > deadline,
-    )
+    with Interrupt() as interrupt:
+        target_samples.generate(
+            target.model,
+            target.requests(args.held_out, args.seed),
+            args.out,
+            prefix=target.prefix,
+            taps=target.taps,
+            end_id=target.end_id,
+            answer_prefix=target.answer_prefix,
+            batch=args.batch,
+            max_length=args.max_length,
+            max_tokens=args.tokens,
+            seed=args.seed,
+            stop=lambda: interrupt.asked or time.monotonic() > deadline,
+        )
 
 
 def run_train(args: argparse.Namespace) -> None:
@@ -54,6 +66,8 @@ def run_train(args: argparse.Namespace) -> None:
     target = TARGETS[args.target]()
     config = target.head_config(args.flavour, shape)
     samples, held_out = Samples(args.data), Samples(args.held_out)
+    for each in (samples, held_out):
+        each.check_target(config.hidden_size, config.vocab_size)
     target.check_prompts(samples.prompts())
     counts = samples.token_counts(config.vocab_size)
     draft_ids = start.choose_draft_vocabulary(counts, config.draft_vocab_size)
@@ -68,7 +82,9 @@ def run_train(args: argparse.Namespace) -> None:
 def run_evaluate(args: argparse.Namespace) -> None:
     target = TARGETS[args.target]()
     trainee = start.load_trainee(args.drafter, target.model)
-    groups = evaluate(trainee, Samples(args.data), groups=target.group)
+    samples = Samples(args.data)
+    check_samples(samples, trainee)
+    groups = evaluate(trainee, samples, groups=target.group)
     for name, values in groups.items():
         print(name, values)
 
@@ -139,7 +155,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.set_num_threads(args.threads)
     try:
         args.run(args)
-    except (CheckpointError, ConfigError, ResumeError, SettingsError) as error:
+    except FAILURES as error:
         raise SystemExit(f"error: {error}") from error
 
 

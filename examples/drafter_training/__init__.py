@@ -14,5 +14,6 @@ optimizers     Muon and AdamW, their state as tensors
 checkpoints    one file, written whole or not at all
 report         progress bar, log, summary
 evaluation     teacher-forced acceptance, and the greedy walk
+interrupt      a Ctrl-C that ends a loop cleanly
 loop           all of it, step by step
 """

@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 FORMAT = "dspark_ext.training_checkpoint.v1"
+STATE = ("step", "anchors", "tokens", "seconds", "window")
 
 
 class ResumeError(ValueError):
@@ -25,10 +26,15 @@ def write(path: Path, tensors: dict[str, Tensor], state: dict) -> None:
     """Replaces `path`; whatever interrupts this leaves the old file or the new one."""
     partial = path.with_name(path.name + ".part")
     contiguous = {name: value.detach().contiguous() for name, value in tensors.items()}
-    save_file(contiguous, partial, metadata={"format": FORMAT, "state": json.dumps(state)})
-    with partial.open("rb") as file:
-        os.fsync(file.fileno())
-    os.replace(partial, path)
+    try:
+        save_file(contiguous, partial, metadata={"format": FORMAT, "state": json.dumps(state)})
+        with partial.open("rb") as file:
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except SafetensorError as error:
+        raise OSError(f"{path}: {error}") from None
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def read(path: Path) -> tuple[dict[str, Tensor], dict]:
@@ -43,7 +49,25 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict]:
         raise ResumeError(
             f"resume: {path}: format: expected {FORMAT!r}, got {metadata.get('format')!r}"
         )
-    return tensors, json.loads(metadata["state"])
+    try:
+        return tensors, dict(json.loads(metadata["state"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ResumeError(f"resume: {path}: state: {error!r}") from None
+
+
+def check_whole(
+    path: Path, found: dict[str, Tensor], state: dict, wanted: dict[str, Tensor]
+) -> None:
+    """Raises ResumeError naming what of `STATE` and of the tensors `wanted` the checkpoint lacks, and
+    the tensors of another shape."""
+    problems = [f"missing {name}" for name in (*STATE, *wanted) if name not in {**state, **found}]
+    problems += [
+        f"{name}: expected {list(value.shape)}, found {list(found[name].shape)}"
+        for name, value in wanted.items()
+        if name in found and found[name].shape != value.shape
+    ]
+    if problems:
+        raise ResumeError(f"resume: {path}: " + "; ".join(problems))
 
 
 def check_same(path: Path, found: dict, wanted: dict) -> None:

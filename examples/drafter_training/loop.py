@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import signal
-import threading
+import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from rich.console import Console
+from torch import Tensor
 
 from . import checkpoints
 from .evaluation import evaluate
+from .interrupt import Interrupt
 from .loss import backward
 from .optimizers import Optimizers
 from .report import Report, Window, rounded
-from .samples import Samples
+from .samples import Samples, check_samples
 from .settings import Settings, SettingsError
 from .trainees import Trainee
 
 CHECKPOINT = "checkpoint.safetensors"
+
+
+class DivergedError(RuntimeError):
+    """Weights or a loss that are no numbers any more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,11 +63,7 @@ class Run:
     """Everything that changes from step to step."""
 
     def __init__(self, trainee: Trainee, samples: Samples, settings: Settings):
-        if samples.num_features != trainee.num_features:
-            raise SettingsError(
-                f"{samples.folder}: rows of {samples.num_features} features, the head reads "
-                f"{trainee.num_features}"
-            )
+        check_samples(samples, trainee)
         self.trainee, self.samples, self.settings = trainee, samples, settings
         self.average = trainee.twin()
         self.optimizers = Optimizers(trainee, settings.optimizer)
@@ -76,6 +78,8 @@ class Run:
         begun, settings = time.perf_counter(), self.settings
         batch = self.samples.batch(self.step_count, settings, self.trainee.num_drafts)
         parts = backward(self.trainee, batch, self.vocab_weight, settings, self.step_count)
+        if not math.isfinite(parts["loss"][0]):
+            raise DivergedError(f"step {self.step_count + 1}: the loss is {parts['loss'][0]}")
         self.optimizers.step(settings.learning_rate_at(self.step_count))
         self.step_count += 1
         keep = min(settings.average_decay, self.step_count / (self.step_count + 10))
@@ -99,12 +103,23 @@ class Run:
             "samples": self.samples.fingerprint(),
         }
 
-    def save(self, path: Path) -> None:
+    def tensors(self) -> dict[str, Tensor]:
+        """What a checkpoint holds."""
         tensors = {f"head.{k}": v for k, v in self.trainee.parameters().items()}
         tensors |= {f"average.{k}": v for k, v in self.average.parameters().items()}
         tensors |= self.optimizers.state()
         if self.trainee.head.d2t is not None:
             tensors["d2t"] = self.trainee.head.d2t
+        return tensors
+
+    def save(self, path: Path) -> None:
+        """Raises DivergedError, and leaves what is there, for weights that are not finite."""
+        tensors = self.tensors()
+        for name, value in tensors.items():
+            if value.is_floating_point() and not value.isfinite().all():
+                raise DivergedError(
+                    f"step {self.step_count}: {name} has numbers that are not finite"
+                )
         state = {
             **self.identity(), "step": self.step_count, "anchors": self.num_anchors,
             "tokens": self.num_tokens, "seconds": self.seconds, "window": self.window.state(),
@@ -116,6 +131,7 @@ class Run:
         """Stand where `save` was called. Raises ResumeError."""
         tensors, state = checkpoints.read(path)
         checkpoints.check_same(path, state, self.identity())
+        checkpoints.check_whole(path, tensors, state, self.tensors())
         d2t = self.trainee.head.d2t
         if d2t is not None and not torch.equal(d2t, tensors["d2t"]):
             raise checkpoints.ResumeError(f"resume: {path}: another draft vocabulary")
@@ -143,9 +159,11 @@ def train(
 
     Into `out` go the averaged weights as a drafter, log.jsonl, summary.json and the checkpoint, from
     which `resume` continues. Raises ResumeError if there is none, if there is one and `resume` is not
-    set, or if it belongs to other settings.
+    set, or if it belongs to other settings; DivergedError if the weights leave the numbers: the last
+    checkpoint and the last drafter then stay.
     """
     pace = pace or Pace()
+    check_samples(held_out, trainee)
     out.mkdir(parents=True, exist_ok=True)
     checkpoint = out / CHECKPOINT
     run = Run(trainee, samples, settings)
@@ -158,7 +176,7 @@ def train(
     started = saved = time.monotonic()
     report = Report(out, settings.steps, console)
     report.log("start", step=run.step_count, minutes=pace.minutes, **run.identity())
-    with _Interrupt() as interrupt, report:
+    with Interrupt() as interrupt, report, _telling_of_the_end(run, report):
         while run.step_count < settings.steps and not interrupt.asked:
             if pace.minutes is not None and time.monotonic() - started >= pace.minutes * 60:
                 break
@@ -176,6 +194,17 @@ def train(
                 report.log("checkpoint", step=run.step_count)
         run.save(checkpoint)
     return _finish(run, held_out, out, report)
+
+
+@contextlib.contextmanager
+def _telling_of_the_end(run: Run, report: Report):
+    try:
+        yield
+    except DivergedError as error:
+        report.log("diverged", step=run.step_count, reason=str(error))
+        raise DivergedError(
+            f"{error}; a lower --learning-rate may help. {CHECKPOINT} is that of an earlier step"
+        ) from None
 
 
 def _tell(run: Run, report: Report, pace: Pace) -> None:
@@ -216,28 +245,3 @@ def _finish(run: Run, held_out: Samples, out: Path, report: Report) -> dict:
         f"held out: {summary['held_out']}\n{drafter}"
     )
     return summary
-
-
-class _Interrupt:
-    """The first SIGINT or SIGTERM asks for an end after the step; a second one acts as usual."""
-
-    def __init__(self) -> None:
-        self.asked = False
-
-    def __enter__(self) -> _Interrupt:
-        self._before = {}
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._ask)
-        return self
-
-    def _ask(self, *_) -> None:
-        self.asked = True
-        self._restore()
-
-    def _restore(self) -> None:
-        while self._before:
-            signal.signal(*self._before.popitem())
-
-    def __exit__(self, *_) -> None:
-        self._restore()

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from target_samples import Chunk
 from torch import Tensor
 
@@ -31,7 +32,7 @@ class Samples:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self.chunks = [Chunk(path) for path in sorted(folder.glob("chunk*.safetensors"))]
+        self.chunks = [_open(path) for path in sorted(folder.glob("chunk*.safetensors"))]
         self.index = [(chunk, i) for chunk in self.chunks for i in range(len(chunk.rows))]
         if not self.index:
             raise SettingsError(f"{folder}: no samples (chunk*.safetensors); see `sample`")
@@ -44,6 +45,21 @@ class Samples:
     @property
     def num_features(self) -> int:
         return self.chunks[0].features.get_shape()[1]
+
+    @property
+    def hidden_size(self) -> int:
+        return self.chunks[0].hidden.get_shape()[1]
+
+    def check_target(self, hidden_size: int, vocab_size: int) -> None:
+        """Raises SettingsError for samples of another target, as far as sizes tell."""
+        most = max(int(chunk.tokens.max()) for chunk in self.chunks)
+        findings = []
+        if self.hidden_size != hidden_size:
+            findings.append(f"rows of hidden size {self.hidden_size}, the target has {hidden_size}")
+        if most >= vocab_size:
+            findings.append(f"a token {most}, the target's vocabulary has {vocab_size}")
+        if findings:
+            raise SettingsError(f"{self.folder}: " + "; ".join(findings))
 
     def prompts(self):
         return (row["prompt"] for chunk in self.chunks for row in chunk.rows)
@@ -83,6 +99,45 @@ class Samples:
             random.Random(f"order {seed} {epoch}").shuffle(self._order)
         chunk, i = self.index[self._order[place]]
         return chunk.row(i)
+
+
+def check_samples(samples: Samples, trainee) -> None:
+    """Raises SettingsError for samples of another target than a head's."""
+    if samples.num_features != trainee.num_features:
+        raise SettingsError(
+            f"{samples.folder}: rows of {samples.num_features} features, the head reads "
+            f"{trainee.num_features}"
+        )
+    config = trainee.head.config
+    samples.check_target(config.hidden_size, config.vocab_size)
+
+
+def _open(path: Path) -> Chunk:
+    """A chunk whose rows are all there, each with an answer."""
+    try:
+        chunk = Chunk(path)
+        for number, row in enumerate(chunk.rows):
+            if not 0 <= row["response_start"] < row["length"]:
+                raise ValueError(
+                    f"row {number}: expected an answer within {row['length']} tokens, got one "
+                    f"from {row['response_start']} on"
+                )
+        length, count = sum(row["length"] for row in chunk.rows), len(chunk.rows)
+        sizes = {
+            "tokens": (len(chunk.tokens), length + count),
+            "features": (chunk.features.get_shape()[0], length),
+            "hidden": (chunk.hidden.get_shape()[0], length),
+            "logsumexp": (len(chunk.logsumexp), length),
+        }
+        for name, (found, expected) in sizes.items():
+            if found != expected:
+                raise ValueError(f"{name}: expected {expected} of {count} rows, got {found}")
+        if count and int(chunk.tokens.min()) < 0:
+            raise ValueError(f"tokens: expected ids, got {int(chunk.tokens.min())}")
+        return chunk
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+        text = f"missing {error}" if isinstance(error, KeyError) else error
+        raise SettingsError(f"{path}: no chunk of samples: {text}") from None
 
 
 def collate(rows: list[dict], anchors: Tensor, num_drafts: int) -> Batch:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 
 LOSSES = ("paper", "kl-tv")
@@ -60,9 +61,9 @@ class Settings:
         for name in ("steps", "rows_per_step", "anchors_per_row"):
             check(name, getattr(self, name) >= 1, "at least 1")
         for name in ("learning_rate", "gamma"):
-            check(name, getattr(self, name) > 0, "a number above 0")
+            check(name, 0 < getattr(self, name) < math.inf, "a number above 0")
         for name in ("warmup_steps", "ce_share", "tv_share", "confidence_share", "seed"):
-            check(name, getattr(self, name) >= 0, "at least 0")
+            check(name, 0 <= getattr(self, name) < math.inf, "at least 0")
         for name in ("decay_share", "final_share"):
             check(name, 0 <= getattr(self, name) <= 1, "a number in [0, 1]")
         check("average_decay", 0 <= self.average_decay < 1, "a number in [0, 1)")

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from dspark_ext.draft_head import (
+    CheckpointError,
+    ConfigError,
     DenseDraftConfig,
     load_draft_head,
     make_draft_head,
@@ -49,9 +51,15 @@ def new_trainee(
 
 
 def load_trainee(path: Path, model) -> Trainee:
-    """A saved head of either flavour, in float32."""
+    """A saved head of either flavour, in float32. Raises SettingsError for one of another target."""
     target = model.model.embed_tokens.weight, model.lm_head.weight
-    return make_trainee(load_draft_head(path, dtype=torch.float32, target=target))
+    try:
+        head = load_draft_head(path, dtype=torch.float32, target=target)
+    except (CheckpointError, ConfigError):
+        raise
+    except ValueError as error:  # of another target
+        raise SettingsError(f"{path}: {error}") from None
+    return make_trainee(head)
 
 
 @torch.no_grad()

@@ -132,7 +132,7 @@ def test_inspect_a_compact_head_with_a_wrong_config(command, tmp_path, config):
     tensors = load_file(FIXTURES / "tiny_drafter.safetensors")
     save_file(tensors, path, metadata={"format": "dspark_ext.draft_head.v1", "config": config})
     status, out, err = command("inspect", path)
-    assert status == 1 and "tensors (1):" in out and err == ""
+    assert status == 1 and "config (1):" in out and err == ""
 
 
 @pytest.mark.parametrize("content", [b"", b"\x80\x02}q\x00.", b'{"a": 1}'], ids=["", "pickle", "x"])

@@ -16,7 +16,7 @@ VALUES = (
 )  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=["qwen3-bfloat16"])
+@pytest.fixture(scope="module", params=["qwen3-bfloat16", "v41-released"])
 def checkpoint(request, tmp_path_factory):
     directory = saved(tmp_path_factory.mktemp("head"), *HEADS[request.param])[1]
     return directory, {path.name: path.read_bytes() for path in directory.iterdir()}

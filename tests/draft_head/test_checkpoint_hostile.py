@@ -156,6 +156,25 @@ def test_nothing_there_and_too_much_there(tmp_path, single):
     assert "a.safetensors, b.safetensors" in groups_of(single)["missing files"][0]
 
 
+def test_an_index_beside_another_whole_file_is_ambiguous(sharded):
+    """Other readers prefer the one to the other."""
+    save_file({"norm.weight": torch.ones(3)}, sharded / "model.safetensors")
+    assert list(groups_of(sharded)) == ["ambiguous"]
+
+
+def test_an_index_is_no_checkpoint_by_itself(sharded):
+    index = sharded / "model.safetensors.index.json"
+    assert groups_of(index) == {
+        "missing files": ["model.safetensors.index.json is an index; name its directory"]
+    }
+
+
+def test_dtypes_that_nothing_is_drawn_in(single):
+    for dtype in (torch.float64, torch.int8, torch.float8_e4m3fn):
+        with pytest.raises(ValueError, match="dtype: expected one of bfloat16, float16, float32"):
+            load_draft_head(single, dtype=dtype)
+
+
 def test_a_torch_file_is_not_opened(tmp_path):
     """Loading must not run what a pickle holds."""
     ran = tmp_path / "ran"

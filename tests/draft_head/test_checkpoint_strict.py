@@ -181,6 +181,33 @@ def test_a_missing_config_is_told_and_an_incomplete_one(tmp_path):
     }
 
 
+@pytest.mark.parametrize("prefix", ["module.", "model.", "_orig_mod.module."])
+@pytest.mark.parametrize("name", ["v41-released", "qwen3-bfloat16"])
+def test_what_stands_before_all_names_is_told(tmp_path, name, prefix):
+    """Checkpoints saved from inside a wrapper."""
+    _, directory = saved(tmp_path, *HEADS[name])
+    edit(directory, lambda tensors: {prefix + key: value for key, value in tensors.items()})
+    told = f"names of the head begin with {prefix!r}; take it off"
+    assert groups_of(directory)["contradictions"] == [told]
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        ({"quantization_config": "fp8"}, "quantization_config: expected an object, got 'fp8'"),
+        ({"weight_block_size": 32}, r"weight_block_size: expected \[rows, columns\], got 32"),
+        ({"text_config": 5}, "text_config: expected an object, got 5"),
+    ],
+)
+def test_objects_of_the_config_are_objects(tmp_path, change, words):
+    _, directory = saved(tmp_path, *V41)
+    edit_json(directory, lambda values: values | change)
+    with pytest.raises(ConfigError, match=words):
+        load_draft_head(directory)
+    with pytest.raises(ConfigError, match="expected an object, got 'config.json'"):
+        load_draft_head(directory, config="config.json")
+
+
 def test_a_checkpoint_without_a_draft_head(tmp_path):
     _, directory = saved(tmp_path, *V41)
     edit(directory, lambda tensors: {"layers.0.attn.wq_a.weight": torch.zeros(1)})

@@ -51,6 +51,11 @@ def test_v4_as_transformers_writes_it():
     assert config.rope_theta == 5000.0 and config.qk_rope_head_dim == 64
 
 
+def test_a_flat_rope_of_deepseek_is_that_of_the_draft():
+    config = read_config(changed(V4, rope_parameters={"rope_theta": 5000.0}, rope_theta=...))
+    assert config.rope_theta == 5000.0
+
+
 def test_gemma4_uses_its_global_heads():
     config = read_config(GEMMA4)
     assert (config.head_dim, config.num_key_value_heads) == (512, 1)
@@ -101,6 +106,33 @@ def changed(values, **changes):
         (changed(QWEN3, hidden_act="gelu"), "hidden_act: only 'silu' is supported, got 'gelu'"),
         (changed(QWEN3, flavour="qwen4"), "flavour: expected one of"),
         ({"model_type": "llama"}, "cannot tell the flavour"),
+        (changed(V4, swiglu_limit=-1.0), "swiglu_limit: expected a number >= 0, got -1.0"),
+        (changed(V4, routed_scaling_factor=0.0), "routed_scaling_factor: expected a number > 0"),
+        (changed(V4, hc_eps=-1e-6), "hc_eps: expected a number >= 0"),
+        (
+            changed(V41["text_config"], flavour="deepseek_v41", hidden_size=71, expert_dtype="fp4"),
+            "hidden_size: expected an even number for mxfp4",
+        ),
+        (changed(V4, expert_format="int8"), "expert_format: expected one of .* got 'int8'"),
+        (
+            changed(V4, dense_format="fp8_e4m3", weight_block_size=[128]),
+            r"weight_block_size: expected \(rows, columns\), got \(128,\)",
+        ),
+        (changed(GEMMA4, final_logit_softcapping=0.0), "final_logit_softcapping: expected a"),
+        (changed(QWEN3, partial_rotary_factor=1.5), r"partial_rotary_factor: .* got 1\.5"),
+        (changed(QWEN3, rope_scaling={"type": "yarn"}), "rope_type: expected .* got 'yarn'"),
+        (changed(QWEN3, use_sliding_window=True), "use_sliding_window: only False is supported"),
+        (changed(QWEN3, layer_types=["sliding_attention"]), "layer_types: only 'full_attention'"),
+        (changed(QWEN3, rope_parameters="yarn"), "rope_parameters: expected an object, got 'yarn'"),
+        (changed(V4, rope_parameters={"main": 3}), "main: expected an object, got 3"),
+        (changed(V4, quantization_config="fp8"), "quantization_config: expected an object"),
+        (changed(V4, text_config=[1]), r"text_config: expected an object, got \[1\]"),
+        (changed(QWEN3, model_type="x", architectures=7), r"from model_type .* \['x', '7'\]"),
+        (
+            changed(SPECULATORS, aux_hidden_state_layer_ids=...),
+            "aux_hidden_state_layer_ids: expected integers, got None",
+        ),
+        ([], r"expected an object, got \[\]"),
     ],
 )
 def test_contradictions_are_named(values, words):

@@ -78,7 +78,7 @@ def _of_config(path: Path) -> dict:
         values = json.loads(path.read_text(encoding="utf-8"))
     try:
         config = read_config(values)
-    except (ConfigError, AttributeError, TypeError) as error:
+    except ConfigError as error:
         return _facts(path, "config", None, {}, None, {"config": [one_line(error)]})
     return _facts(path, "config", config.flavour, config.to_dict(), ledger(config), {})
 
@@ -106,49 +106,19 @@ def _of_draft_head(path: Path) -> dict:
 
 
 def _of_compact(files) -> dict:
+    from ..draft_head.checkpoint_files import CheckpointError
     from ..draft_head.compact import CompactDraftHead
+    from ..draft_head.ledger import ledger
 
     config, findings = {}, {}
     try:
         config = json.loads(files.metadata.get("config", "{}"))
         CompactDraftHead.load(files.file)
-    except (ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
-        text = one_line(error).removeprefix(f"{files.file}: ")
-        findings = {"tensors": text.split("; ")}
-    return _facts(
-        files.path, "draft head", "compact", config, _compact_ledger(files, findings), findings
-    )
-
-
-def _compact_ledger(files, findings):
-    """By parts of a released head; the names are the compact head's own."""
-    from ..draft_head.checkpoint_files import Findings
-    from ..draft_head.ledger import Ledger, LedgerRow
-
-    parts = (
-        ("experts", ".ffn.experts."),
-        ("shared experts", ".ffn.shared_experts."),
-        ("routers", ".ffn.gate."),
-        ("norms", "norm."),
-        ("attention", ".attn."),
-        ("main_proj", ".main_proj."),
-        ("Markov", ".markov_head."),
-        ("confidence", ".confidence_head."),
-        ("vocabulary", ""),  # d2t and the embedding of the noise token
-    )
-    sizes = {"F8_E4M3": 1, "F32": 4, "BF16": 2, "F16": 2, "I64": 8, "I32": 4}
-    sums = {part: [0, 0, 0, 0] for part, _ in parts}
-    for name, entry in files.entries(lambda name: True, Findings(files.path)).items():
-        row = sums[next(part for part, piece in parts if piece in name)]
-        numbers = 1
-        for size in entry.shape:
-            numbers *= size
-        scale = name.endswith(".scale")
-        row[0] += 1
-        row[1] += 0 if scale else numbers
-        row[3 if scale else 2] += numbers * sizes.get(entry.dtype, 0)
-    rows = tuple(LedgerRow(part, *row) for part, row in sums.items() if row[0])
-    return Ledger(f"{files.path}, compact", rows)
+    except CheckpointError as error:
+        findings = error.groups
+    except ValueError as error:
+        findings = {"config": [one_line(error)]}
+    return _facts(files.path, "draft head", "compact", config, ledger(files.file), findings)
 
 
 def _is_target(files) -> bool:

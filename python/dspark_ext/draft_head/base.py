@@ -14,6 +14,7 @@ from .._recording import reads_values
 from .config import DraftHeadConfig
 from .context import BlockView, DraftContext
 from .names import stays_float32
+from .quantized import FLOAT_DTYPES
 from .state import ContextState
 
 
@@ -54,6 +55,9 @@ class DSparkDraftHead(nn.Module):
         self, config: DraftHeadConfig, *, dtype: torch.dtype = torch.bfloat16, device=None
     ) -> None:
         super().__init__()
+        if dtype not in FLOAT_DTYPES.values():
+            names = ", ".join(str(each).removeprefix("torch.") for each in FLOAT_DTYPES.values())
+            raise ValueError(f"dspark_ext.draft_head: dtype: expected one of {names}, got {dtype}")
         self.config, self.dtype = config, dtype
         self.context: DraftContext | None = None
 

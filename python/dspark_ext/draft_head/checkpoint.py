@@ -14,10 +14,17 @@ from torch import Tensor, nn
 
 from .. import formats
 from .base import DSparkDraftHead
-from .checkpoint_files import CheckpointError, CheckpointFiles, Entry, Findings
+from .checkpoint_files import CheckpointError, CheckpointFiles, Entry, Findings, check_d2t
 from .config import DEEPSEEK_FLAVOURS, DraftHeadConfig, read_config
 from .config_files import flatten, recognise
-from .names import TARGET_NAMES, find_ambiguous, own_name, recognise_flavour
+from .names import (
+    FIRST_NAMES,
+    TARGET_NAMES,
+    find_ambiguous,
+    find_prefix,
+    own_name,
+    recognise_flavour,
+)
 from .quantized import FLOAT_DTYPES, QuantizedLinear
 
 __all__ = ["CheckpointError", "check_draft_head", "load_draft_head", "read_checkpoint_config"]
@@ -57,12 +64,16 @@ def load_draft_head(
         CheckpointError: listing every tensor that is missing, unexpected, of another shape or
             dtype, in two shards, or ambiguous; every file that is missing, outside the directory
             or unreadable.
+        ValueError: `dtype` is none of those that drafts can be drawn in, or a `config` for a file
+            that has its own.
         ConfigError: the config is incomplete or contradicts itself.
     """
     from .compact import FORMAT, CompactDraftHead
 
     files = CheckpointFiles(path)
     if files.metadata.get("format") == FORMAT:
+        if config is not None:
+            raise ValueError(f"{path}: config: the file has its own in its header")
         head = CompactDraftHead.load(files.file, dtype).to(device)
         if target is not None:
             head.bind_target(*target)
@@ -133,6 +144,7 @@ def _describe(files: CheckpointFiles, config) -> tuple[DraftHeadConfig, dict[str
     entries = files.entries(lambda name: own(name) or name in borrowed, findings)
     if not any(own(name) for name in entries):
         findings.add("missing", f"all tensors of a head of flavour {flavour}: no name is one's")
+        find_prefix(FIRST_NAMES[flavour], files.names, findings)
     if by_names not in (None, flavour) and {by_names, flavour} & set(DEEPSEEK_FLAVOURS):
         findings.add(
             "contradictions", f"the config is of flavour {flavour}, the names are of {by_names}"
@@ -157,8 +169,9 @@ def _check_counts(config: DraftHeadConfig, found: int, findings: Findings) -> No
 
 
 def _flavour(values: Mapping[str, Any], by_names: str | None) -> str:
+    flat = flatten(values)
     try:
-        return recognise(flatten(values))
+        return recognise(flat)
     except ValueError:
         if by_names is None:
             raise
@@ -227,6 +240,8 @@ def _check(path, head: DSparkDraftHead, entries: Mapping[str, Entry]) -> Finding
             findings.add("wrong dtype", f"{name}: expected {wanted}, found {entry.dtype}")
     for name in sorted(set(entries) - set(expected) - set(TARGET_NAMES)):
         findings.add("unexpected", f"{name} {entries[name]}")
+    needed = [name for name in expected if name not in head.optional_names]
+    find_prefix(needed, entries, findings)
     _check_target_names(head, entries, findings)
     findings.raise_if_any()
     return findings
@@ -262,7 +277,7 @@ def _fill(head: DSparkDraftHead, tensors, findings: Findings) -> None:
         else:
             tensor = tensor.to(places[name].dtype)
         if name == "d2t":
-            _check_d2t(tensor, head.config, findings)
+            check_d2t(tensor, head.config.vocab_size, findings)
         loaded[name] = tensor
     head.load_state_dict(loaded, strict=False, assign=True)
 
@@ -271,24 +286,6 @@ def _as_stored(tensor: Tensor, leaf: str, dtype: torch.dtype) -> Tensor:
     if leaf == "scale":
         return tensor if tensor.dtype == torch.float32 else tensor.view(torch.float8_e8m0fnu)
     return tensor.view(dtype)
-
-
-def _check_d2t(offsets: Tensor, config: DraftHeadConfig, findings: Findings) -> None:
-    """Each draft id stands for one target id inside the vocabulary, no two for the same."""
-    targets = torch.arange(len(offsets), device=offsets.device) + offsets
-    outside = ((targets < 0) | (targets >= config.vocab_size)).nonzero()[:, 0]
-    if len(outside):
-        first = int(outside[0])
-        findings.add(
-            "d2t",
-            f"{len(outside)} draft ids lead outside [0, {config.vocab_size}), the first is "
-            f"{first}: {first} + {int(offsets[first])}",
-        )
-    elif len(targets.unique()) != len(targets):
-        values, counts = targets.unique(return_counts=True)
-        twice = int(values[counts > 1][0])
-        drafts = (targets == twice).nonzero()[:2, 0].tolist()
-        findings.add("d2t", f"draft ids {drafts[0]} and {drafts[1]} both lead to {twice}")
 
 
 def _finish(head: DSparkDraftHead, device) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 INDEX = "model.safetensors.index.json"
@@ -75,8 +76,14 @@ class CheckpointFiles:
             directory = self.path
             if (directory / INDEX).is_file():
                 self._shards = _read_index(directory, findings)
+                if (directory / SINGLE).is_file() and SINGLE not in {
+                    file.name for file in self._shards.values()
+                }:
+                    findings.add("ambiguous", f"{SINGLE}, and shards that {INDEX} names without it")
             else:
                 self.file = _only_file(directory, findings)
+        elif self.path.is_file() and self.path.name.endswith(".index.json"):
+            findings.add("missing files", f"{self.path.name} is an index; name its directory")
         elif self.path.is_file():
             directory, self.file = self.path.parent, self.path
         else:
@@ -123,19 +130,43 @@ class CheckpointFiles:
                         yield name, opened.get_tensor(name)
 
     def _header(self, file: Path, findings: Findings) -> dict[str, Entry]:
-        from safetensors import SafetensorError, safe_open
+        header, self.metadata = read_header(file, findings)
+        return header
 
-        try:
-            with safe_open(file, "pt") as opened:
-                self.metadata = dict(opened.metadata() or {})
-                slices = ((name, opened.get_slice(name)) for name in opened.keys())
-                return {
-                    name: Entry(file, part.get_dtype(), tuple(part.get_shape()))
-                    for name, part in slices
-                }
-        except (SafetensorError, OSError, ValueError) as error:
-            findings.add("unreadable files", f"{file.name}: {error}")
-            return {}
+
+def read_header(file: Path, findings: Findings) -> tuple[dict[str, Entry], dict[str, str]]:
+    """Name -> entry of a safetensors file, and its metadata."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, "pt") as opened:
+            slices = ((name, opened.get_slice(name)) for name in opened.keys())
+            entries = {
+                name: Entry(file, part.get_dtype(), tuple(part.get_shape()))
+                for name, part in slices
+            }
+            return entries, dict(opened.metadata() or {})
+    except (SafetensorError, OSError, ValueError) as error:
+        findings.add("unreadable files", f"{file.name}: {error}")
+        return {}, {}
+
+
+def check_d2t(offsets: Tensor, vocab_size: int, findings: Findings) -> None:
+    """Each draft id stands for one target id inside the vocabulary, no two for the same."""
+    targets = torch.arange(len(offsets), device=offsets.device) + offsets
+    outside = ((targets < 0) | (targets >= vocab_size)).nonzero()[:, 0]
+    if len(outside):
+        first = int(outside[0])
+        findings.add(
+            "d2t",
+            f"{len(outside)} draft ids lead outside [0, {vocab_size}), the first is "
+            f"{first}: {first} + {int(offsets[first])}",
+        )
+    elif len(targets.unique()) != len(targets):
+        values, counts = targets.unique(return_counts=True)
+        twice = int(values[counts > 1][0])
+        drafts = (targets == twice).nonzero()[:2, 0].tolist()
+        findings.add("d2t", f"draft ids {drafts[0]} and {drafts[1]} both lead to {twice}")
 
 
 def names_below(prefixes: Iterable[str]) -> Callable[[str], bool]:

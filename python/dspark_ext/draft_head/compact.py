@@ -22,12 +22,13 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
-FORMAT = "dspark_ext.draft_head.v1"
-FP8_MAX = 448.0
+from . import compact_files
+from .config import ConfigError
+from .config_files import fits_type
+
+FORMAT = compact_files.FORMAT
 
 # attend(stage, q [B,K,Hq,D], k_block [B,K,Hkv,D], v_block [B,K,Hkv,D]) -> [B,K,Hq,D], scale D**-0.5
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
@@ -57,16 +58,57 @@ class CompactDraftHeadConfig:
     rope_theta: float = 10000.0
     rms_norm_eps: float = 1e-5
 
+    def __post_init__(self) -> None:
+        """Raises ConfigError listing every finding."""
+        findings = []
+        for field in dataclasses.fields(self):
+            value, low = getattr(self, field.name), 1 if field.type == "int" else 0
+            if field.type == "list[int]":
+                fits = isinstance(value, list) and all(fits_type(item, "int") for item in value)
+                fits = fits and len(set(value)) == len(value) > 0 and min(value) >= 0
+                expected = "different layers"
+            else:
+                fits = fits_type(value, field.type) and (value >= low and value > 0)
+                expected = "an integer >= 1" if low else "a number > 0"
+            if not fits:
+                findings.append(f"{field.name}: expected {expected}, got {value!r}")
+        if findings:
+            raise ConfigError("draft head config (compact): " + "; ".join(findings))
+        for name, most in (
+            ("draft_vocab_size", self.vocab_size),
+            ("dspark_num_experts_per_tok", self.dspark_n_routed_experts),
+        ):
+            if getattr(self, name) > most:
+                findings.append(f"{name}: expected at most {most}, got {getattr(self, name)}")
+        if self.num_attention_heads % self.num_key_value_heads:
+            findings.append(
+                f"num_attention_heads {self.num_attention_heads} is no multiple of "
+                f"num_key_value_heads {self.num_key_value_heads}"
+            )
+        if self.head_dim % 2:
+            findings.append(f"head_dim: expected an even number, got {self.head_dim}")
+        if findings:
+            raise ConfigError("draft head config (compact): " + "; ".join(findings))
+
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> CompactDraftHeadConfig:
-        values = json.loads(text)
-        known = {field.name for field in dataclasses.fields(cls)}
-        unknown = sorted(set(values) - known)
-        if unknown:
-            raise ValueError(f"draft head config: unknown keys {unknown}")
+        """Raises ConfigError for keys that are missing or unknown, and values that do not fit."""
+        try:
+            values = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"draft head config (compact): {error}") from None
+        if not isinstance(values, dict):
+            raise ConfigError(f"draft head config (compact): expected an object, got {text:.60}")
+        fields = dataclasses.fields(cls)
+        needed = {field.name for field in fields if field.default is dataclasses.MISSING}
+        findings = [f"missing {name}" for name in sorted(needed - values.keys())]
+        unknown = sorted(values.keys() - {field.name for field in fields})
+        findings += [f"unknown {name}" for name in unknown]
+        if findings:
+            raise ConfigError("draft head config (compact): " + "; ".join(findings))
         return cls(**values)
 
 
@@ -170,9 +212,6 @@ class CompactDraftHead(nn.Module):
     def __init__(self, config: CompactDraftHeadConfig, dtype: torch.dtype = torch.float32):
         super().__init__()
         c = self.config = config
-        self.compute_dtype = (
-            dtype  # of the linear layers; norms, routing and residual stream are float32
-        )
         taps = len(c.dspark_target_layer_ids)
         self.main_proj = nn.Linear(taps * c.hidden_size, c.hidden_size, bias=False)
         self.main_norm = RMSNorm(c.hidden_size, c.rms_norm_eps)
@@ -190,6 +229,11 @@ class CompactDraftHead(nn.Module):
         self.reset_parameters()
         for linear in self.linears():
             linear.to(dtype)
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        """Of the linear layers; norms, routing and residual stream are computed in float32."""
+        return self.main_proj.weight.dtype
 
     def reset_parameters(self) -> None:
         c = self.config
@@ -285,54 +329,17 @@ class CompactDraftHead(nn.Module):
     # Files
 
     def save(self, path: str | Path, metadata: dict[str, str] | None = None) -> None:
-        """Matrices as fp8 e4m3 with one float32 scale per row, everything else as float32."""
-        tensors = {}
-        for name, value in self._named_tensors().items():
-            value = value.detach().cpu()
-            if _is_quantised(name):
-                value, scale = quantise_rows(value)
-                tensors[name.removesuffix(".weight") + ".scale"] = scale
-            tensors[name] = value.contiguous() if name != "d2t" else value
-        header = {**(metadata or {}), "format": FORMAT, "config": self.config.to_json()}
-        save_file(tensors, path, metadata=header)
+        """Matrices as fp8 e4m3 with one float32 scale per row, everything else as float32. The
+        file is written whole or not at all."""
+        compact_files.save(self, Path(path), metadata)
 
     @classmethod
     def load(cls, path: str | Path, dtype: torch.dtype = torch.float32) -> CompactDraftHead:
-        """Strict: a missing, unexpected or mis-shaped tensor is an error naming all of them."""
-        with safe_open(path, "pt") as file:
-            metadata = file.metadata() or {}
-            if metadata.get("format") != FORMAT:
-                raise ValueError(
-                    f"{path}: format is {metadata.get('format')!r}, expected {FORMAT!r}"
-                )
-            found = {name: file.get_tensor(name) for name in file.keys()}
-        head = cls(CompactDraftHeadConfig.from_json(metadata["config"]), dtype)
-        wanted = head._named_tensors()
-        shapes = {name: tuple(value.shape) for name, value in wanted.items()}
-        for name in filter(_is_quantised, wanted):
-            shapes[name.removesuffix(".weight") + ".scale"] = shapes[name][:1]
-        problems = [f"missing {name} {list(shapes[name])}" for name in shapes if name not in found]
-        problems += [
-            f"unexpected {name} {list(found[name].shape)}" for name in found if name not in shapes
-        ]
-        problems += [
-            f"{name} is {list(found[name].shape)}, expected {list(shapes[name])}"
-            for name in shapes
-            if name in found and tuple(found[name].shape) != shapes[name]
-        ]
-        if problems:
-            raise ValueError(f"{path}: " + "; ".join(problems))
-        with torch.no_grad():
-            for name, value in wanted.items():
-                source = found[name]
-                if _is_quantised(name):
-                    source = (
-                        source.float() * found[name.removesuffix(".weight") + ".scale"][:, None]
-                    )
-                value.copy_(source)
-        return head.eval()
+        """What `save` wrote. Strict: all that does not fit is one CheckpointError or, in the
+        config, one ConfigError."""
+        return compact_files.load(Path(path), dtype)
 
-    def _named_tensors(self) -> dict[str, Tensor]:
+    def named_tensors(self) -> dict[str, Tensor]:
         """File name -> view of the parameter, in the layout of DeepSeek-V4's ``mtp.*`` tensors."""
         names: dict[str, Tensor] = {
             "d2t": self.d2t,
@@ -382,17 +389,3 @@ def rotate(x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
     cos, sin = rotary
     a, b = x.float().chunk(2, -1)
     return torch.cat([a * cos - b * sin, b * cos + a * sin], -1).to(x.dtype)
-
-
-def quantise_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """(fp8 e4m3 values, float32 scale per row)."""
-    scale = weight.float().abs().amax(-1).clamp(min=1e-12) / FP8_MAX
-    return (weight.float() / scale[:, None]).to(torch.float8_e4m3fn), scale
-
-
-def _is_quantised(name: str) -> bool:
-    parts = name.split(".")
-    return parts[-1] == "weight" and parts[-2] in {
-        "main_proj", "q_proj", "k_proj", "v_proj", "o_proj", "w1", "w2", "w3",
-        "markov_w1", "markov_w2",
-    }  # fmt: skip

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from .quantized import FORMATS
+
 DEEPSEEK_FLAVOURS = ("deepseek_v41", "deepseek_v4")
 DENSE_FLAVOURS = ("qwen3", "gemma4")
 FLAVOURS = DEEPSEEK_FLAVOURS + DENSE_FLAVOURS
@@ -48,6 +50,8 @@ class DraftHeadConfig:
     rope_theta: float = 10000.0
     sample_from_anchor: bool = True
 
+    _positive = ()  # numbers above 0, besides those that every flavour has
+
     @property
     def num_features(self) -> int:
         """F: entries of one row of features, the concatenation over `feature_layers`."""
@@ -67,7 +71,7 @@ class DraftHeadConfig:
             value = getattr(self, name)
             if not isinstance(value, int) or value < least:
                 findings.append(f"{name}: expected an integer >= {least}, got {value!r}")
-        for name in ("rms_norm_eps", "rope_theta"):
+        for name in ("rms_norm_eps", "rope_theta", *self._positive):
             if not getattr(self, name) > 0:
                 findings.append(f"{name}: expected a number > 0, got {getattr(self, name)!r}")
 
@@ -92,7 +96,7 @@ class DeepSeekDraftConfig(DraftHeadConfig):
     hc_mult                 copies of the residual stream
     swiglu_limit            gates are clamped to at most, ups to within this; 0 = not
     dense_format            of the projections: bf16, fp16, fp32, fp8_e4m3; expert_format also mxfp4
-    weight_block_size       block of one fp8 scale
+    weight_block_size       block of one fp8 scale, (rows, columns)
     """
 
     num_attention_heads: int
@@ -132,6 +136,7 @@ class DeepSeekDraftConfig(DraftHeadConfig):
     window = property(lambda self: self.sliding_window)
     draft_vocab_size = property(lambda self: self.vocab_size)
     markov_head_type = "vanilla"
+    _positive = ("routed_scaling_factor",)
 
     def _least(self) -> dict[str, int]:
         ones = (
@@ -167,6 +172,19 @@ class DeepSeekDraftConfig(DraftHeadConfig):
             self.num_hidden_layers,
             findings,
         )
+        for name in ("swiglu_limit", "hc_eps"):
+            if not getattr(self, name) >= 0:
+                findings.append(f"{name}: expected a number >= 0, got {getattr(self, name)!r}")
+        for name in ("dense_format", "expert_format"):
+            if getattr(self, name) not in FORMATS:
+                findings.append(f"{name}: expected one of {FORMATS}, got {getattr(self, name)!r}")
+        if self.expert_format == "mxfp4":
+            for name in ("hidden_size", "moe_intermediate_size"):
+                if getattr(self, name) % 2:
+                    findings.append(f"{name}: expected an even number for mxfp4")
+        block = self.weight_block_size
+        if block and (len(block) != 2 or min(block) < 1):
+            findings.append(f"weight_block_size: expected (rows, columns), got {block}")
         if self.dense_format == "mxfp4":
             findings.append("dense_format: mxfp4 is for experts only")
         if "fp8_e4m3" in (self.dense_format, self.expert_format) and not self.weight_block_size:
@@ -255,6 +273,16 @@ class DenseDraftConfig(DraftHeadConfig):
             and not self.markov_rank
         ):
             findings.append("confidence_head_with_markov needs a markov_rank above 0")
+        if not 0 <= self.partial_rotary_factor <= 1:
+            findings.append(
+                f"partial_rotary_factor: expected a share in [0, 1], got "
+                f"{self.partial_rotary_factor!r}"
+            )
+        if self.final_logit_softcapping is not None and not self.final_logit_softcapping > 0:
+            findings.append(
+                f"final_logit_softcapping: expected a number > 0 or none, got "
+                f"{self.final_logit_softcapping!r}"
+            )
         if self.attention_k_eq_v and self.flavour != "gemma4":
             findings.append("attention_k_eq_v belongs to gemma4")
         if not self.sample_from_anchor and self.block_size < 2:

@@ -69,7 +69,10 @@ def recognise(values: Mapping[str, Any]) -> str:
         if not isinstance(flavour, str):
             raise ConfigError(f"draft head config: flavour: expected a string, got {flavour!r}")
         return flavour
-    names = [str(values.get("model_type", "")), *map(str, values.get("architectures") or ())]
+    architectures = values.get("architectures") or ()
+    if not isinstance(architectures, list | tuple):
+        architectures = [architectures]
+    names = [str(values.get("model_type", "")), *map(str, architectures)]
     words = [name.lower().replace(".", "").replace("_", "") for name in names]
     for key, flavour in (
         ("deepseekv41", "deepseek_v41"),
@@ -86,24 +89,47 @@ def recognise(values: Mapping[str, Any]) -> str:
 
 
 def flatten(values: Mapping[str, Any]) -> dict[str, Any]:
-    """One level: text_config, transformer_layer_config and dflash_config beneath the top level."""
+    """One level: text_config, transformer_layer_config and dflash_config beneath the top level.
+
+    Raises ConfigError where something else is in the place of an object."""
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"draft head config: expected an object, got {values!r:.60}")
+    for part in (values, _object(values, "quantization_config")):
+        block = part.get("weight_block_size")
+        if block is not None and not (
+            isinstance(block, list | tuple) and all(fits_type(size, "int") for size in block)
+        ):
+            raise ConfigError(
+                f"draft head config: weight_block_size: expected [rows, columns], got {block!r:.60}"
+            )
     flat: dict[str, Any] = {}
     for part in ("text_config", "transformer_layer_config", "dflash_config", "dspark_config"):
-        flat |= values.get(part) or {}
+        flat |= _object(values, part)
     flat |= {key: value for key, value in values.items() if not isinstance(value, Mapping)}
     for key in ("quantization_config", "rope_parameters", "rope_scaling"):
         if values.get(key) or flat.get(key):
             flat[key] = values.get(key) or flat[key]
     if "speculators_model_type" in values:
         # These count the embedding as layer 0 and name the model type of the target's layers.
-        flat["target_layer_ids"] = [layer - 1 for layer in values["aux_hidden_state_layer_ids"]]
-        flat["model_type"] = (values.get("transformer_layer_config") or {}).get(
-            "model_type", "qwen3"
-        )
+        layers = values.get("aux_hidden_state_layer_ids")
+        if not isinstance(layers, list) or not all(fits_type(layer, "int") for layer in layers):
+            raise ConfigError(
+                f"draft head config: aux_hidden_state_layer_ids: expected integers, got {layers!r}"
+            )
+        flat["target_layer_ids"] = [layer - 1 for layer in layers]
+        flat["model_type"] = _object(values, "transformer_layer_config").get("model_type", "qwen3")
         flat.setdefault("sample_from_anchor", False)
         flat.setdefault("markov_rank", 0)
         flat.setdefault("enable_confidence_head", False)
     return flat
+
+
+def _object(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """What is under a key, {} if that is nothing."""
+    value = values.get(key)
+    if value is not None and not isinstance(value, Mapping):
+        raise ConfigError(f"draft head config: {key}: expected an object, got {value!r:.60}")
+    return value or {}
 
 
 def _read_deepseek(values: dict[str, Any], flavour: str) -> DeepSeekDraftConfig:
@@ -114,13 +140,14 @@ def _read_deepseek(values: dict[str, Any], flavour: str) -> DeepSeekDraftConfig:
             values[key] = values[target_key]
     _check_fixed(values, _DEEPSEEK_FIXED, findings)
     # transformers' form: the draft's layers have the unscaled embedding, "main".
-    rope = (values.get("rope_parameters") or {}).get("main") or {}
+    rope = _object(values, "rope_parameters")
+    rope = _object(rope, "main") if "main" in rope else rope
     values["rope_theta"] = rope.get("rope_theta", values.get("rope_theta"))
     if "qk_rope_head_dim" not in values and "partial_rotary_factor" in rope:
         values["qk_rope_head_dim"] = round(
             rope["partial_rotary_factor"] * values.get("head_dim", 0)
         )
-    quantization = values.get("quantization_config") or {}
+    quantization = _object(values, "quantization_config")
     if quantization.get("quant_method") == "fp8":
         values.setdefault("dense_format", "fp8_e4m3")
         values.setdefault("weight_block_size", quantization.get("weight_block_size"))
@@ -135,9 +162,13 @@ def _read_dense(values: dict[str, Any], flavour: str) -> DenseDraftConfig:
     _check_fixed(
         values, {**_DENSE_FIXED, _ACTIVATION[flavour][0]: _ACTIVATION[flavour][1]}, findings
     )
-    rope = values.get("rope_parameters") or values.get("rope_scaling") or {}
-    rope = rope.get("full_attention") or rope
-    kind = rope.get("rope_type", "default")
+    if flavour == "qwen3":
+        _check_fixed(values, {"use_sliding_window": False}, findings)
+        if "sliding_attention" in (values.get("layer_types") or ()):
+            findings.append("layer_types: only 'full_attention' is supported")
+    rope = _object(values, "rope_parameters") or _object(values, "rope_scaling")
+    rope = _object(rope, "full_attention") or rope
+    kind = rope.get("rope_type", rope.get("type", "default"))
     if kind not in ("default", "proportional"):
         findings.append(f"rope_type: expected 'default' or 'proportional', got {kind!r}")
     for key in ("rope_theta", "partial_rotary_factor"):
@@ -174,11 +205,11 @@ def _check_fixed(values, fixed: Mapping[str, Any], findings: list[str]) -> None:
 _MOST = 1 << 41  # no size is larger; the files are asked whether it is theirs
 
 
-def _fits(value, kind: str) -> bool:
+def fits_type(value, kind: str) -> bool:
     """Whether a value is what a field declares."""
     kind = kind.removesuffix(" | None")
     if kind.startswith("tuple"):
-        return isinstance(value, tuple) and all(_fits(item, "int") for item in value)
+        return isinstance(value, tuple) and all(fits_type(item, "int") for item in value)
     if kind == "bool":
         return isinstance(value, bool)
     if kind == "str":
@@ -196,7 +227,7 @@ def _build(cls, values: Mapping[str, Any], flavour: str, findings: list[str]):
         value = flavour if field.name == "flavour" else values.get(field.name)
         if value is not None:
             known[field.name] = tuple(value) if isinstance(value, list) else value
-            if not _fits(known[field.name], field.type):
+            if not fits_type(known[field.name], field.type):
                 findings.append(f"{field.name}: expected {field.type}, got {value!r}")
         elif field.default is dataclasses.MISSING:
             findings.append(f"missing {field.name}")

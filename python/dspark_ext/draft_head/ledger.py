@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
+from .compact import CompactDraftHead
+from .compact_files import FORMAT
 from .config import DraftHeadConfig, read_config
 from .names import PARTS, own_name, part_of
 from .quantized import QuantizedLinear
@@ -121,7 +124,28 @@ def _of_config(config: DraftHeadConfig) -> Ledger:
     return _of_head(make_draft_head(config, device="meta"))
 
 
+def _of_compact(title: str, names: Iterable[str], sizes) -> Ledger:
+    """By parts of a released head. sizes(name) -> (numbers, bytes)."""
+    pieces = (
+        ("experts", ".ffn.experts."), ("shared experts", ".ffn.shared_experts."),
+        ("routers", ".ffn.gate."), ("norms", "norm."), ("attention", ".attn."),
+        ("main_proj", ".main_proj."), ("Markov", ".markov_head."),
+        ("confidence", ".confidence_head."),
+        ("vocabulary", ""),  # d2t and the embedding of the noise token
+    )  # fmt: skip
+
+    def part(name: str) -> str:
+        return next(part for part, piece in pieces if piece in name)
+
+    return _sum(title, ((name, *sizes(name)) for name in names), part)
+
+
 def _of_head(head: nn.Module) -> Ledger:
+    if isinstance(head, CompactDraftHead):
+        tensors = head.named_tensors()
+        return _of_compact(
+            "draft head, compact", tensors, lambda n: (tensors[n].numel(), tensors[n].nbytes)
+        )
     packed = {
         name
         for name, module in head.named_modules()
@@ -140,6 +164,9 @@ def _of_checkpoint(path: Path) -> Ledger:
     from .names import recognise_flavour
 
     files, findings = CheckpointFiles(path), Findings(path)
+    if files.metadata.get("format") == FORMAT:
+        found = files.entries(lambda name: True, findings)
+        return _of_compact(f"{path}, compact", found, lambda name: _stored(found[name]))
     flavour = recognise_flavour(files.names)
     if flavour is None:
         findings.add("unexpected", "no tensor names of a released draft head")
@@ -153,13 +180,16 @@ def _of_checkpoint(path: Path) -> Ledger:
     findings.raise_if_any()
     counted = []
     for name, entry in entries.items():
-        stored = 1
-        for size in entry.shape:
-            stored *= size
+        stored, size = _stored(entry)
         is_packed = name.endswith(".weight") and entry.dtype in ("I8", "U8")
-        size = _BITS[entry.dtype] * stored // 8
         counted.append((name, stored * (2 if is_packed else 1), size))
     return _sum(f"{path}, {flavour}", counted)
+
+
+def _stored(entry) -> tuple[int, int]:
+    """Numbers and bytes of a tensor in a file."""
+    numbers = math.prod(entry.shape)
+    return numbers, _BITS.get(entry.dtype, 0) * numbers // 8
 
 
 _BITS = {
@@ -171,11 +201,13 @@ _BITS = {
 }
 
 
-def _sum(title: str, counted: Iterable[tuple[str, int, int]]) -> Ledger:
-    """From (name, numbers, bytes) of each tensor."""
+def _sum(
+    title: str, counted: Iterable[tuple[str, int, int]], part: Callable[[str], str] = part_of
+) -> Ledger:
+    """From (name, numbers, bytes) of each tensor, and the part that a name belongs to."""
     sums = {part: [0, 0, 0, 0] for part in PARTS}
     for name, numbers, size in counted:
-        row = sums[part_of(name)]
+        row = sums[part(name)]
         row[0] += 1
         # hc_*_scale, unlike a layer's `.scale`, are parameters.
         if name.endswith(".scale"):

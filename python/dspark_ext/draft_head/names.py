@@ -6,12 +6,18 @@ import re
 from collections.abc import Iterable
 
 from .checkpoint_files import Findings
-from .config import DEEPSEEK_FLAVOURS
+from .config import DEEPSEEK_FLAVOURS, DENSE_FLAVOURS
 
 # Tensors of a whole DeepSeek target that a draft head borrows.
 TARGET_NAMES = ("embed.weight", "head.weight")
 # Written for other readers of the same file; the offsets `d2t` say all that is needed.
 IGNORED = ("t2d",)
+
+# One tensor that a head of the flavour has, whatever its sizes.
+FIRST_NAMES = {
+    **dict.fromkeys(DEEPSEEK_FLAVOURS, ("mtp.0.main_norm.weight",)),
+    **dict.fromkeys(DENSE_FLAVOURS, ("hidden_norm.weight",)),
+}
 
 # Both spellings of the Markov factors; `embed` and `head` are V4.1's.
 MARKOV_SPELLINGS = {"embed": "markov_w1", "head": "markov_w2"}
@@ -105,3 +111,13 @@ def find_ambiguous(names: Iterable[str], findings: Findings) -> None:
             other = match and f"{match[1]}{old}.weight"
             if match and other in names:
                 findings.add("ambiguous", f"{name} (V4.1) and {other} (V4) are the same factor")
+
+
+def find_prefix(expected: Iterable[str], names: Iterable[str], findings: Findings) -> None:
+    """What stands before all names of a head that was saved inside another module."""
+    names, expected = set(names), list(expected)
+    first = next((name for name in expected if name not in names), None)
+    inside = [name for name in names if first and name.endswith(f".{first}")]
+    prefix = inside[0].removesuffix(first) if len(inside) == 1 else None
+    if prefix and all(name in names or prefix + name in names for name in expected):
+        findings.add("contradictions", f"names of the head begin with {prefix!r}; take it off")

@@ -50,10 +50,15 @@ def save_draft_head(
 
     Raises:
         FileExistsError: the directory holds safetensors files.
-        ValueError: a tensor has no data (it is on the meta device).
+        ValueError: a tensor has no data (it is on the meta device), or the head is of another kind.
     """
     from safetensors.torch import save_file
 
+    if not isinstance(head, DSparkDraftHead):
+        raise ValueError(
+            f"save_draft_head: expected a DSparkDraftHead, got {type(head).__name__}; a "
+            f"CompactDraftHead has its own `save`"
+        )
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     present = sorted(directory.glob("*.safetensors*"))
