@@ -16,9 +16,9 @@ DSPARK_DEVICE constexpr bool has_scaled_matrix_unit() {
     return W == 64;
 }
 
-template <int kLeft, int kRight>
+template <int kRight, int kWords>
 DSPARK_DEVICE void scaled_matrix_instruction(const uint32_t (&left)[8], uint32_t left_scales,
-                                             const uint32_t (&right)[4], uint32_t right_scales,
+                                             const uint32_t (&right)[kWords], uint32_t right_scales,
                                              float (&sums)[4][4]) {
     using Operand = int __attribute__((ext_vector_type(8)));
     using Result = float __attribute__((ext_vector_type(16)));
@@ -26,10 +26,10 @@ DSPARK_DEVICE void scaled_matrix_instruction(const uint32_t (&left)[8], uint32_t
     Operand a, b = {0, 0, 0, 0, 0, 0, 0, 0};  // fp4 takes the first four words only
     Result c;
     for (int w = 0; w < 8; ++w) a[w] = static_cast<int>(left[w]);
-    for (int w = 0; w < 4; ++w) b[w] = static_cast<int>(right[w]);
+    for (int w = 0; w < kWords; ++w) b[w] = static_cast<int>(right[w]);
     for (int i = 0; i < 16; ++i) c[i] = sums[i / 4][i % 4];
-    c = __builtin_amdgcn_mfma_scale_f32_32x32x64_f8f6f4(a, b, c, kE4M3, kE2M1, kLeft,
-                                                        static_cast<int>(left_scales), kRight,
+    c = __builtin_amdgcn_mfma_scale_f32_32x32x64_f8f6f4(a, b, c, kE4M3, kWords == 4 ? kE2M1 : kE4M3,
+                                                        0, static_cast<int>(left_scales), kRight,
                                                         static_cast<int>(right_scales));
     for (int i = 0; i < 16; ++i) sums[i / 4][i % 4] = c[i];
 }

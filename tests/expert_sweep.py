@@ -18,6 +18,7 @@ KINDS = {
     "fp8-32": ("fp8_e4m3", (32, 32), E8M0),
     "fp8-odd": ("fp8_e4m3", (5, 7), torch.float32),
     "fnuz-128": ("fp8_e4m3fnuz", (128, 128), torch.float32),
+    "mxfp8": ("fp8_e4m3", (1, 32), E8M0),
     "mxfp4": ("mxfp4", (1, 32), E8M0),
 }
 # Blocks of columns that are no chunk of a kernel's: of several, of a part of one.

@@ -13,9 +13,10 @@ template <int W>
 DSPARK_DEVICE constexpr bool has_scaled_matrix_unit() {
     return false;
 }
-template <int kLeft, int kRight>
-DSPARK_DEVICE void scaled_matrix_instruction(const uint32_t (&)[8], uint32_t, const uint32_t (&)[4],
-                                             uint32_t, float (&)[4][4]) {
+template <int kRight, int kWords>
+DSPARK_DEVICE void scaled_matrix_instruction(const uint32_t (&)[8], uint32_t,
+                                             const uint32_t (&)[kWords], uint32_t,
+                                             float (&)[4][4]) {
     trap();
 }
 DSPARK_DEVICE uint32_t narrow_pair(float, float) {

@@ -19,13 +19,15 @@ FORMATS = {
     "fp32": {"dense_format": "fp32", "expert_format": "fp32"},
     "fp8-128": {"dense_format": "fp8_e4m3", "weight_block_size": (128, 128)},
     "fp8-32": {"dense_format": "fp8_e4m3", "weight_block_size": (32, 32)},
+    "mxfp8": {"dense_format": "fp8_e4m3", "weight_block_size": (1, 32)},
     "released": {
         "dense_format": "fp8_e4m3",
         "expert_format": "mxfp4",
         "weight_block_size": (32, 32),
     },
 }
-FORMATS["fp8-128"]["expert_format"] = FORMATS["fp8-32"]["expert_format"] = "fp8_e4m3"
+for _name in ("fp8-128", "fp8-32", "mxfp8"):
+    FORMATS[_name]["expert_format"] = "fp8_e4m3"
 DTYPES = {"fp16": torch.float16, "fp32": torch.float32}
 
 # id -> (config, dtype of the head): every flavour in every weight format

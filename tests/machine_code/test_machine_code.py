@@ -29,9 +29,13 @@ MATRIX = {
     "matrix_gemm_kernel<..., Fp4Weights": (1 + 2) * 4 * 4 * 4,
 }
 # The same of wide instructions: two or four tiles of x make one or two, with four instructions a
-# step, on gfx950 two. There mxfp4 with a bfloat16 has scaled ones: two for every other step.
+# step, on gfx950 two. There weights with E8M0 scales and a bfloat16 have scaled ones: two for every
+# other step.
 WIDE = {"Fp8Weights": 3 * 3 * 2 * 4, "Fp4Weights": 3 * 4 * 4 * 4}
-SCALED = 3 * 4 * 2 * 2
+SCALED = {
+    r"Fp8Weights<Fp8E4M3, BFloat16, WideTiles<BFloat16 ?>, true": 3 * 3 * 2,
+    r"Fp4Weights<BFloat16": 3 * 4 * 2 * 2,
+}
 
 BACKENDS = ["cuda", "hip"]
 WIDE_LOAD = {"cuda": r"LDG\.E\.(\w+\.)*128", "hip": r"global_load_(dwordx4|b128)"}
@@ -141,8 +145,9 @@ def matrix_instructions(kernel, half):
     if "WideTiles" not in kernel.name:
         return MATRIX_INSTRUCTION[kernel.backend, half], MATRIX[matrix_kind(kernel)]
     is_gfx950 = kernel.architecture == "gfx950"
-    if is_gfx950 and "Fp4Weights<BFloat16" in kernel.name:
-        return SCALED_INSTRUCTION, SCALED
+    for format, count in SCALED.items():
+        if is_gfx950 and re.search(format, kernel.name):
+            return SCALED_INSTRUCTION, count
     (count,) = (count for format, count in WIDE.items() if format in kernel.name)
     return MATRIX_INSTRUCTION["wide", half], count // 2 if is_gfx950 else count
 

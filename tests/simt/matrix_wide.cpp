@@ -36,24 +36,24 @@ void multiply_wide(ProductArgs<Half> args) {
 
 struct ScaledArgs {
     Global<const uint32_t> left;    // [64, 8]
-    Global<const uint32_t> right;   // [64, 4]
-    Global<const uint32_t> scales;  // [64, 2] left, right: bytes 2 and 1 are those that count
+    Global<const uint32_t> right;   // [64, kWords]: of fp4 4, of e4m3 8
+    Global<const uint32_t> scales;  // [64, 2] left, right: bytes 0 and 2 are those that count
     Global<float> sums;             // [64, 16]
 };
 
-template <int W>
+template <int W, int kWords>
 DSPARK_KERNEL(kThreads)
 void one_scaled_instruction(ScaledArgs args) {
     check_warp_size<W>();
     if constexpr (kMayHaveScaledMatrixUnit<W>) {
         if (warp_index<W>() != 0) return;
-        uint32_t left[8], right[4];
+        uint32_t left[8], right[kWords];
         float sums[4][4];
         for (int w = 0; w < 8; ++w) left[w] = args.left[thread_idx() * 8 + w];
-        for (int w = 0; w < 4; ++w) right[w] = args.right[thread_idx() * 4 + w];
+        for (int w = 0; w < kWords; ++w) right[w] = args.right[thread_idx() * kWords + w];
         for (int i = 0; i < 16; ++i) sums[i / 4][i % 4] = args.sums[thread_idx() * 16 + i];
-        scaled_matrix_instruction<2, 1>(left, args.scales[thread_idx() * 2], right,
-                                        args.scales[thread_idx() * 2 + 1], sums);
+        scaled_matrix_instruction<2>(left, args.scales[thread_idx() * 2], right,
+                                     args.scales[thread_idx() * 2 + 1], sums);
         for (int i = 0; i < 16; ++i) args.sums[thread_idx() * 16 + i] = sums[i / 4][i % 4];
     }
 }
@@ -143,41 +143,49 @@ Outcome run_wide_instruction(void (*kernel)(WideArgs)) {
             })};
 }
 
-// Of v_mfma_scale_f32_32x32x64 with e4m3 on the left and e2m1 on the right: the entries of depth k.
-Place scaled_left_place(int i, int k) {
+// Of v_mfma_scale_f32_32x32x64: the entries of depth k, of a side of e4m3 and of one of e2m1.
+Place e4m3_place(int i, int k) {
     return {32 * (k / 16 % 2) + i, k / 32 * 16 + k % 16};
 }
-Place scaled_right_place(int j, int k) {
-    return {32 * (k / 32) + j, k % 32};
+Place e2m1_place(int i, int k) {
+    return {32 * (k / 32) + i, k % 32};
 }
 
-// Codes of 1, 2, ... and of 0.5, 1, ... with scales of 2^-2 .. 2^4, all of which float32 holds; the
-// bytes of scales that do not count are those of NaN.
-template <int W>
+// Codes of -6, -5, ... and of 0, 0.5, ... (e2m1) or -4, -3.5, ... (e4m3) with scales of 2^-2 ..
+// 2^4, all of which float32 holds; the bytes of scales that do not count are those of NaN.
+template <int W, int kWords>
 Outcome run_scaled_instruction(void (*kernel)(ScaledArgs)) {
     DeviceVector<uint32_t> left("left", 64 * 8, emulator::kReadOnly);
-    DeviceVector<uint32_t> right("right", 64 * 4, emulator::kReadOnly);
+    DeviceVector<uint32_t> right("right", 64 * kWords, emulator::kReadOnly);
     DeviceVector<uint32_t> scales("scales", 64 * 2, emulator::kReadOnly);
     DeviceVector<float> sums("sums", 64 * 16);
     float left_matrix[32][64], right_matrix[32][64];
     const auto scale_of = [](int line, int half, int side) { return (line + 3 * half + side) % 7; };
     for (int i = 0; i < 32; ++i) {
         for (int k = 0; k < 64; ++k) {
-            const uint32_t code = static_cast<uint32_t>((i * 7 + k * 11) % 8);  // fp4, positive
             left_matrix[i][k] = static_cast<float>((i * 5 + k * 3) % 13 - 6);
             Fp8E4M3 narrowed;
             narrow(left_matrix[i][k], &narrowed);
-            right_matrix[i][k] = to_float(Fp4E2M1{static_cast<uint8_t>(code)});
-            const Place a = scaled_left_place(i, k), b = scaled_right_place(i, k);
+            const Place a = e4m3_place(i, k);
             left[a.lane * 8 + a.place / 4] |= uint32_t{narrowed.bits} << 8 * (a.place % 4);
-            right[b.lane * 4 + b.place / 8] |= code << 4 * (b.place % 8);
+            if (kWords == 4) {
+                const uint32_t code = static_cast<uint32_t>((i * 7 + k * 11) % 8);  // not negative
+                right_matrix[i][k] = to_float(Fp4E2M1{static_cast<uint8_t>(code)});
+                const Place b = e2m1_place(i, k);
+                right[b.lane * 4 + b.place / 8] |= code << 4 * (b.place % 8);
+            } else {
+                right_matrix[i][k] = static_cast<float>((i * 7 + k * 11) % 17 - 8) / 2.0f;
+                narrow(right_matrix[i][k], &narrowed);
+                const Place b = e4m3_place(i, k);
+                right[b.lane * 8 + b.place / 4] |= uint32_t{narrowed.bits} << 8 * (b.place % 4);
+            }
         }
     }
     for (int lane = 0; lane < 64; ++lane) {
         const int of_left = 125 + scale_of(lane % 32, lane / 32, 0);
         const int of_right = 125 + scale_of(lane % 32, lane / 32, 1);
-        scales[lane * 2] = 0xFF00FFFFu | static_cast<uint32_t>(of_left) << 16;
-        scales[lane * 2 + 1] = 0xFFFF00FFu | static_cast<uint32_t>(of_right) << 8;
+        scales[lane * 2] = 0xFFFFFF00u | static_cast<uint32_t>(of_left);
+        scales[lane * 2 + 1] = 0xFF00FFFFu | static_cast<uint32_t>(of_right) << 16;
     }
     for (int i = 0; i < 64 * 16; ++i) sums[i] = static_cast<float>(i) / 4.0f;
     const ScaledArgs args = {left.data(), right.data(), scales.data(), sums.data()};
@@ -203,8 +211,10 @@ Outcome run_wide_instruction_if() {
     return {0, W != 64};
 }
 
-DSPARK_MATRIX(ScaledWord, "matrix_scaled_layout",
-              (run_scaled_instruction<W>(one_scaled_instruction<W>)))
+DSPARK_MATRIX(ScaledFp4Word, "matrix_scaled_layout_fp4",
+              (run_scaled_instruction<W, 4>(one_scaled_instruction<W, 4>)))
+DSPARK_MATRIX(ScaledFp8Word, "matrix_scaled_layout_fp8",
+              (run_scaled_instruction<W, 8>(one_scaled_instruction<W, 8>)))
 DSPARK_MATRIX(WideBrain, "matrix_wide_bfloat16", (run_wide<W, BFloat16>()))
 DSPARK_MATRIX(WideHalf, "matrix_wide_float16", (run_wide<W, Float16>()))
 DSPARK_MATRIX(WideBrainWord, "matrix_wide_layout_bfloat16",
@@ -214,8 +224,8 @@ DSPARK_MATRIX(WideHalfWord, "matrix_wide_layout_float16", (run_wide_instruction_
 }  // namespace
 
 std::vector<Case> wide_matrix_cases() {
-    return {make_case<WideBrain>(), make_case<WideHalf>(), make_case<WideBrainWord>(),
-            make_case<WideHalfWord>(), make_case<ScaledWord>()};
+    return {make_case<WideBrain>(),    make_case<WideHalf>(),      make_case<WideBrainWord>(),
+            make_case<WideHalfWord>(), make_case<ScaledFp4Word>(), make_case<ScaledFp8Word>()};
 }
 
 }  // namespace dspark::planted

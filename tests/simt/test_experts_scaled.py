@@ -1,5 +1,6 @@
-"""grouped_gemm of mxfp4 by scaled matrix instructions, on a device of warps of 64 that has them: x
-in two parts of e4m3, codes and scales of the weights as they are stored."""
+"""grouped_gemm of mxfp4, and of fp8 with E8M0 scales, by scaled matrix instructions, on a device of
+warps of 64 that has them: x in two parts of e4m3, codes and scales of the weights as they are
+stored."""
 
 import emulated
 import expert_checks as checks
@@ -10,9 +11,12 @@ import torch
 from kit import bits_equal
 from test_experts_tiles import arguments_of, check_near, count, make_weights
 
-from dspark_ext import moe
+from dspark_ext import formats, moe
 
 BLOCK = 32
+# Scales of 32 columns, which belong to one row or to 32; and of 128.
+KINDS = ("mxfp4", "mxfp8", "fp8-32", "fp8-128")
+FORMATS = ("mxfp4", "fp8_e4m3")
 
 
 def run(arguments: tuple, seed: int = 0, **settings) -> torch.Tensor:
@@ -21,12 +25,13 @@ def run(arguments: tuple, seed: int = 0, **settings) -> torch.Tensor:
         return torch.ops.dspark_simt.grouped_gemm(*arguments)
 
 
-def identity(columns: int = 128) -> sweep.Weights:
+def identity(format: str, columns: int = 128) -> sweep.Weights:
     """One expert, whose products are the rows of x."""
-    codes = 2 * torch.eye(columns, dtype=torch.uint8)  # 2: 1.0
-    packed = codes[:, ::2] | codes[:, 1::2] << 4
+    codes = torch.eye(columns, dtype=torch.uint8) * (2 if format == "mxfp4" else 0x38)  # 1.0
+    if format == "mxfp4":
+        codes = codes[:, ::2] | codes[:, 1::2] << 4
     scales = torch.full((1, columns, columns // BLOCK), 127, dtype=torch.uint8)
-    return sweep.Weights(packed[None], scales, "mxfp4", (1, BLOCK), torch.eye(columns)[None])
+    return sweep.Weights(codes[None], scales, format, (1, BLOCK), torch.eye(columns)[None])
 
 
 def one_expert(rows: int) -> moe.DispatchPlan:
@@ -51,11 +56,12 @@ def wide_range_of_rows(seed: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_row_is_the_sum_of_its_parts(seed):
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_row_is_the_sum_of_its_parts(format, seed):
     """Exactly, down to 2^-13 of the largest of 32 columns; below, to 2^-21 of it. Of what is so
     small that its scale would have no code, to 2^-136."""
     x = wide_range_of_rows(seed)
-    given = arguments_of(x, identity(), one_expert(len(x)), dtype=torch.float32)
+    given = arguments_of(x, identity(format), one_expert(len(x)), dtype=torch.float32)
     got = run(given, seed).double()
     exact = x.double()
     largest = exact.view(-1, BLOCK).abs().amax(1, keepdim=True).expand(-1, BLOCK).reshape_as(exact)
@@ -65,21 +71,23 @@ def test_a_row_is_the_sum_of_its_parts(seed):
     assert error.any()  # both bounds are met by something
 
 
-def test_every_bfloat16_alone():
+@pytest.mark.parametrize("format", FORMATS)
+def test_every_bfloat16_alone(format):
     """A number of any bits comes out as it went in, if it is 2^-114 or more."""
     bits = torch.arange(0, 0x7F80, 5, dtype=torch.int32).to(torch.int16)
     numbers = bits.view(torch.bfloat16)[: 4 * (len(bits) // 4)].view(-1, 4)
     numbers = numbers[numbers[:, 0].abs() >= 2.0**-114][::8]
     x = torch.zeros(len(numbers), 128, dtype=torch.bfloat16)
     x[:, [5, 32 + 17, 64, 127]] = numbers
-    given = arguments_of(-x, identity(), one_expert(len(x)), dtype=torch.float32)
+    given = arguments_of(-x, identity(format), one_expert(len(x)), dtype=torch.float32)
     assert torch.equal(run(given), -x.float())
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
-def test_infinities_and_nan_stay_in_their_row(bad):
+@pytest.mark.parametrize("kind", KINDS)
+def test_infinities_and_nan_stay_in_their_row(kind, bad):
     """They make all products of the row NaN, and none of others."""
-    weights = make_weights("mxfp4", (1, 70, 96), torch.bfloat16)
+    weights = make_weights(kind, (1, 70, 96), torch.bfloat16)
     x = sweep.make_rows(40, 96, torch.bfloat16)
     want = run(arguments_of(x, weights, one_expert(40), dtype=torch.float32))
     for row, column in ((0, 0), (17, 95), (39, 40)):
@@ -90,11 +98,12 @@ def test_infinities_and_nan_stay_in_their_row(bad):
     assert bits_equal(got[~want.isnan()], want[~want.isnan()])
 
 
-def test_the_largest_numbers():
+@pytest.mark.parametrize("format", FORMATS)
+def test_the_largest_numbers(format):
     x = torch.zeros(3, 128, dtype=torch.bfloat16)
     x[0, :2] = torch.finfo(torch.bfloat16).max
     x[1, 40] = -torch.finfo(torch.bfloat16).max
-    given = arguments_of(x, identity(), one_expert(3), dtype=torch.float32)
+    given = arguments_of(x, identity(format), one_expert(3), dtype=torch.float32)
     assert torch.equal(run(given), x.float())
 
 
@@ -102,22 +111,24 @@ def test_the_largest_numbers():
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["rows", "panels"])
-def test_near_float64(packed):
+@pytest.mark.parametrize("kind", KINDS)
+def test_near_float64(kind, packed):
     """Parts of a load, of a chunk and of a panel; one to four tiles of x; a tile cut in two."""
     for seed, (tokens, rows, width, tile_rows) in enumerate(
         [(3, 5, 32, 16), (37, 130, 352, 64), (75, 66, 160, 256), (20, 34, 96, 32)]
     ):
-        weights = make_weights("mxfp4", (2, rows, width), torch.bfloat16, seed)
+        weights = make_weights(kind, (2, rows, width), torch.bfloat16, seed)
         plan = sweep.make_plan(tokens, 2, 2, seed, tile_rows, 1 + seed)
         x = sweep.make_rows(tokens, width + seed, torch.bfloat16, seed)[:, :width]
         given = arguments_of(x, weights, plan, is_packed=packed, dtype=torch.float32)
         check_near(given, x, weights, plan, run=run, seed=seed)
 
 
-def test_a_row_has_the_same_bits_anywhere():
+@pytest.mark.parametrize("kind", ["mxfp4", "mxfp8"])
+def test_a_row_has_the_same_bits_anywhere(kind):
     """Alone, in any order of tokens, in tiles of any size, gathered or permuted, in rows or in
     panels, on any number of multiprocessors, in any schedule."""
-    weights = make_weights("mxfp4", (2, 70, 192), torch.bfloat16)
+    weights = make_weights(kind, (2, 70, 192), torch.bfloat16)
     ids = torch.randint(0, 2, (75, 1), generator=torch.Generator().manual_seed(5))
     x = sweep.make_rows(75, 192, torch.bfloat16)
 
@@ -141,31 +152,71 @@ def test_a_row_has_the_same_bits_anywhere():
         assert bits_equal(by_token(tokens, packed=True), whole[tokens])
 
 
-@pytest.mark.parametrize(
-    "check", [name for name, kind in checks.cases() if kind == "mxfp4"], ids=str
-)
+@pytest.mark.parametrize("width", [1, 15, 17, 31, 33, 63, 65, 127, 130])
+def test_panels_of_any_width(width):
+    """Rows that end anywhere in the two blocks of a load; K of x is no multiple of 8."""
+    for kind in ("mxfp8", "fp8-128"):
+        weights = make_weights(kind, (2, 18, width), torch.bfloat16, width)
+        plan = sweep.make_plan(40, 2, 2, width)
+        x = sweep.make_rows(40, width, torch.bfloat16, width)
+        given = arguments_of(x, weights, plan, is_packed=True, dtype=torch.float32)
+        check_near(given, x, weights, plan, run=run)
+
+
+def test_every_code_and_scale_of_fp8():
+    """In every lane, with a scale of its own for every row and block of columns."""
+    codes = torch.arange(256, dtype=torch.uint8).roll(3)[None]
+    codes = codes[:, ~formats.decode(codes, "fp8_e4m3").isnan()[0]][:, :224]
+    rows = torch.cat([codes, codes.flip(1)])
+    exponent = torch.randint(100, 150, (1, 2, 7), generator=torch.Generator().manual_seed(0))
+    weights = sweep.Weights(rows[None], exponent.to(torch.uint8), "fp8_e4m3", (1, BLOCK), None)
+    scale = torch.ldexp(torch.ones(2, 7), exponent[0] - 127).repeat_interleave(BLOCK, 1)
+    given = arguments_of(
+        torch.eye(224, dtype=torch.bfloat16), weights, one_expert(224), dtype=torch.float32
+    )
+    assert torch.equal(run(given).T, formats.decode(rows, "fp8_e4m3") * scale)
+
+
+@pytest.mark.parametrize("code", [0x7F, 0xFF])
+def test_nan_codes_and_scales_are_nan(code):
+    """Of one row of weights a code or the scale of a block; products with other rows are not."""
+    for is_scale in (False, True):
+        if is_scale and code != 0xFF:
+            continue  # 0x7F is 1
+        weights = make_weights("mxfp8", (1, 40, 128), torch.bfloat16)
+        spoiled = formats.as_bytes(weights.scales if is_scale else weights.weight).clone()
+        spoiled[0, 17, 2 if is_scale else 70] = code
+        weights = weights._replace(**{"scales" if is_scale else "weight": spoiled})
+        x = sweep.make_rows(5, 128, torch.bfloat16)
+        got = run(arguments_of(x, weights, one_expert(5), dtype=torch.float32))
+        assert got.isnan().any(0).nonzero().flatten().tolist() == [17] and got[:, 17].isnan().all()
+
+
+@pytest.mark.parametrize(("check", "kind"), checks.cases(KINDS), ids=str)
 @pytest.mark.parametrize("way", ("rows", "panels"))
-def test_what_holds_of_every_way(way, check):
+def test_what_holds_of_every_way(way, check, kind):
     with emulated.scaled_matrix_units(level=emulated.FULL):
-        checks.CHECKS[check](checks.WAYS[way], "mxfp4")
+        checks.CHECKS[check](checks.WAYS[way], kind)
 
 
+@pytest.mark.parametrize("kind", ["mxfp4", "mxfp8"])
 @pytest.mark.parametrize("check", list(layers.CHECKS))
-def test_layers(check):
+def test_layers(check, kind):
     with emulated.scaled_matrix_units(level=emulated.FULL):
-        layers.CHECKS[check](layers.LAYER_WAYS["panels"], "mxfp4")
+        layers.CHECKS[check](layers.LAYER_WAYS["panels"], kind)
 
 
 # ---- who takes them -----------------------------------------------------------------------------
 
 
-def test_bfloat16_with_mxfp4_takes_them():
+def test_who_takes_them():
     """128 rows of weights with up to 32 of x: a warp multiplies 64 columns of 32 rows twice. A
-    float16 has more digits than two parts hold, other codes have other ways."""
+    float16 has more digits than two parts hold, and a float32 scale does not fit."""
     for kind, dtype, is_scaled in (
-        ("mxfp4", torch.bfloat16, True),
-        ("mxfp4", torch.float16, False),
-        ("fp8-32", torch.bfloat16, False),
+        *((kind, torch.bfloat16, True) for kind in KINDS),
+        *((kind, torch.float16, False) for kind in KINDS),
+        ("fp8-512", torch.bfloat16, False),
+        ("fnuz-128", torch.bfloat16, False),
     ):
         weights = make_weights(kind, (2, 128, 128), dtype)
         plan = sweep.make_plan(9, 1, 2)
@@ -179,8 +230,9 @@ def test_bfloat16_with_mxfp4_takes_them():
 
 
 @pytest.mark.parametrize("tokens", [20, 60])
-def test_no_lanes_meet_in_a_bank(tokens):
-    weights = make_weights("mxfp4", (2, 256, 512), torch.bfloat16)
+@pytest.mark.parametrize("kind", ["mxfp4", "mxfp8"])
+def test_no_lanes_meet_in_a_bank(kind, tokens):
+    weights = make_weights(kind, (2, 256, 512), torch.bfloat16)
     plan = sweep.make_plan(2 * tokens, 1, 2, tile_rows=64)
     given = arguments_of(sweep.make_rows(2 * tokens, 512, torch.bfloat16), weights, plan)
     kernel = count(given, 64, has_scaled_matrix_unit=True)

@@ -15,7 +15,8 @@ WIDE = ("matrix_wide_bfloat16", "matrix_wide_float16")
 LAYOUTS = (
     *("matrix_layout_bfloat16", "matrix_layout_float16"),
     *("matrix_wide_layout_bfloat16", "matrix_wide_layout_float16"),
-    "matrix_scaled_layout",
+    "matrix_scaled_layout_fp4",
+    "matrix_scaled_layout_fp8",
 )
 
 

@@ -115,7 +115,8 @@ struct MatrixRegisters {
 };
 void matrix_operation(FloatType type, int warp_size, const MatrixRegisters& registers,
                       const char* file, int line);
-void scaled_matrix_operation(const MatrixRegisters& registers, const char* file, int line);
+void scaled_matrix_operation(const MatrixRegisters& registers, bool is_right_fp4, const char* file,
+                             int line);
 void wide_matrix_operation(FloatType type, const MatrixRegisters& registers, const char* file,
                            int line);
 uint32_t multiply_halves(FloatType type, uint32_t a, uint32_t b);

@@ -9,7 +9,7 @@ namespace {
 
 // Added to the type of the operands in the argument of a warp operation.
 constexpr int kWide = 8;
-constexpr int kScaled = 16;
+constexpr int kScaled = 16;  // with e2m1 on the right; and one more with e4m3
 
 constexpr int kDepth = 16;
 constexpr int kMaxLines = 32;
@@ -121,32 +121,38 @@ void multiply(const Thread* lanes, int warp_size) {
     }
 }
 
-// v_mfma_scale_f32_32x32x64_f8f6f4 with e4m3 on the left and e2m1 on the right, as the same source
-// gives it: of codes of 8 bits a lane holds two runs of 16 of the depth, of those of 4 bits one of
-// 32; its scales are those of the depths 32 (lane / 32) and on.
-struct Scaled {
-    float left[32][64], right[32][64];
-    double left_scale[32][2], right_scale[32][2];
+// v_mfma_scale_f32_32x32x64_f8f6f4 with e4m3 on the left and e2m1 or e4m3 on the right, as the same
+// source gives it: of codes of 8 bits a lane holds two runs of 16 of the depth, of those of 4 bits
+// one of 32; its scales are those of the depths 32 (lane / 32) and on.
+struct ScaledSide {
+    float code[32][64];
+    double scale[32][2];
+
+    // What a lane has: codes, and behind them a scale.
+    void gather(const uint32_t* words, bool is_fp4, int lane) {
+        const int line = lane % 32, half = lane / 32;
+        for (int i = 0; i < 32; ++i) {
+            const uint32_t eight = words[i / 4] >> 8 * (i % 4);
+            const uint32_t four = words[i / 8] >> 4 * (i % 8) & 15u;
+            if (is_fp4) {
+                code[line][32 * half + i] =
+                    simt::to_float(simt::Fp4E2M1{static_cast<uint8_t>(four)});
+            } else {
+                code[line][i / 16 * 32 + 16 * half + i % 16] =
+                    simt::to_float(simt::Fp8E4M3{static_cast<uint8_t>(eight)});
+            }
+        }
+        scale[line][half] = simt::to_float(simt::E8M0{static_cast<uint8_t>(words[is_fp4 ? 4 : 8])});
+    }
 };
 
-void gather_scaled(const MatrixRegisters& registers, int lane, Scaled& m) {
-    const int line = lane % 32, half = lane / 32;
-    for (int i = 0; i < 32; ++i) {
-        const uint32_t eight = registers.left[i / 4] >> 8 * (i % 4);
-        const uint32_t four = registers.right[i / 8] >> 4 * (i % 8);
-        m.left[line][i / 16 * 32 + 16 * half + i % 16] =
-            simt::to_float(simt::Fp8E4M3{static_cast<uint8_t>(eight)});
-        m.right[line][32 * half + i] =
-            simt::to_float(simt::Fp4E2M1{static_cast<uint8_t>(four & 15u)});
-    }
-    m.left_scale[line][half] = simt::to_float(simt::E8M0{static_cast<uint8_t>(registers.left[8])});
-    m.right_scale[line][half] =
-        simt::to_float(simt::E8M0{static_cast<uint8_t>(registers.right[4])});
-}
-
 void multiply_scaled(const Thread* lanes) {
-    Scaled m;
-    for (int lane = 0; lane < 64; ++lane) gather_scaled(*lanes[lane].registers, lane, m);
+    ScaledSide left, right;
+    const bool is_right_fp4 = lanes[0].argument == kScaled;
+    for (int lane = 0; lane < 64; ++lane) {
+        left.gather(lanes[lane].registers->left, false, lane);
+        right.gather(lanes[lane].registers->right, is_right_fp4, lane);
+    }
     for (int lane = 0; lane < 64; ++lane) {
         for (int i = 0; i < 16; ++i) {
             const int a = WideLayout::sum_left(lane, i), b = WideLayout::sum_right(lane, i);
@@ -154,8 +160,8 @@ void multiply_scaled(const Thread* lanes) {
             for (int half = 0; half < 2; ++half) {
                 float part = 0.0f;
                 for (int k = 32 * half; k < 32 * half + 32; ++k)
-                    part += m.left[a][k] * m.right[b][k];
-                sum += static_cast<float>(part * m.left_scale[a][half] * m.right_scale[b][half]);
+                    part += left.code[a][k] * right.code[b][k];
+                sum += static_cast<float>(part * left.scale[a][half] * right.scale[b][half]);
             }
         }
     }
@@ -197,7 +203,7 @@ float widen_e4m3(uint32_t code) {
 }
 
 void multiply_matrices(const Thread* lanes, int warp_size) {
-    if (lanes[0].argument == kScaled) {
+    if (lanes[0].argument >= kScaled) {
         multiply_scaled(lanes);
     } else if (lanes[0].argument >= kWide) {
         multiply<WideLayout>(lanes, warp_size);
@@ -214,9 +220,10 @@ void matrix_operation(FloatType type, int warp_size, const MatrixRegisters& regi
     warp_operation(Operation::kMatrix, warp_size, 0, static_cast<int>(type), file, line);
 }
 
-void scaled_matrix_operation(const MatrixRegisters& registers, const char* file, int line) {
+void scaled_matrix_operation(const MatrixRegisters& registers, bool is_right_fp4, const char* file,
+                             int line) {
     current->registers = &registers;
-    warp_operation(Operation::kMatrix, 64, 0, kScaled, file, line);
+    warp_operation(Operation::kMatrix, 64, 0, kScaled + (is_right_fp4 ? 0 : 1), file, line);
 }
 
 void wide_matrix_operation(FloatType type, const MatrixRegisters& registers, const char* file,

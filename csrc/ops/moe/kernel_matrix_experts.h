@@ -13,7 +13,8 @@ using dspark::experts::blocks_of_multiprocessor;
 // ---- products -----------------------------------------------------------------------------------
 
 template <class Format>
-constexpr bool kIsScaled = std::is_same_v<Format, ScaledFp4Weights>;
+constexpr bool kIsScaled =
+    std::is_same_v<Format, ScaledWeights<true>> || std::is_same_v<Format, ScaledWeights<false>>;
 template <int W, class Format, int kTiles>
 using PiecesOf = std::conditional_t<kIsScaled<Format>, SplitPieces<W, Format, kTiles>,
                                     ChunkPieces<W, Format, kTiles>>;
@@ -40,8 +41,8 @@ DSPARK_DEVICE void take_steps(const MatrixLaunch& launch, int first,
             ring.template rows<kTurn, kStep>(rows);
             sums.add(rows, launch.lanes.args.weight, scales, step, begin, shared);
         } else if constexpr (kStep % 2 == 0) {
-            add_scaled<kStep>(ring.piece[kTurn][0][kStep / 2], scales.now[0][0], begin, sums,
-                              shared);
+            add_scaled<kStep>(Format::operand(ring.piece[kTurn][0], kStep), scales.now[0][0], step,
+                              begin, sums, shared);
         }
         take_steps<kTurn, kStep + 1>(launch, first, ring, scales, pieces, sums, shared);
     }
@@ -141,10 +142,10 @@ void matrix_gemm_kernel(MatrixLaunch launch) {
     if constexpr (kHasMatrixUnit<W>) {
         using Shared = MatrixShared<W, Format>;
         DSPARK_SHARED(Shared, shared);
-        if constexpr (std::is_same_v<Format, Fp4Weights<BFloat16, WideTiles<BFloat16>>> &&
-                      kMayHaveScaledMatrixUnit<W>) {
+        using Scaled = ScaledFormOf<Format>;
+        if constexpr (!std::is_void_v<Scaled> && kMayHaveScaledMatrixUnit<W>) {
             if (has_scaled_matrix_unit<W>()) {
-                run_items<W, ScaledFp4Weights>(launch, shared);
+                run_items<W, Scaled>(launch, shared);
             } else {
                 run_items<W, Format>(launch, shared);
             }

@@ -15,7 +15,7 @@ struct MatrixLaunch {
     int step_ranges;     // the ranges, and the rest
     int most_rows;       // of x in an item
     bool has_aligned_x;  // rows of x begin at multiples of 16 bytes
-    bool has_scale_words;  // those of 128 columns of mxfp4 are a word, in every row
+    bool has_scale_words;  // the E8M0 scales of a load are aligned together, in every row
 };
 
 // ---- items --------------------------------------------------------------------------------------

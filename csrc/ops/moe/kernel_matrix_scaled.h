@@ -1,22 +1,52 @@
-// grouped_gemm of mxfp4 with bfloat16 by scaled matrix instructions (docs/numerics.md section 13):
-// the hardware takes codes and scales of the weights as they are stored. It wants x in e4m3, with a
-// scale for 32 columns of a row, which is too coarse for a bfloat16; so a row of x becomes two such
-// rows whose sum it is, and is multiplied twice.
+// grouped_gemm of mxfp4, and of fp8 with E8M0 scales (mxfp8), with bfloat16 by scaled matrix
+// instructions (docs/numerics.md section 13): the hardware takes codes and scales of the weights as
+// they are stored. It wants x in e4m3, with a scale for 32 columns of a row, which is too coarse
+// for a bfloat16; so a row of x becomes two such rows whose sum it is, and is multiplied twice.
 #pragma once
 
 #include "ops/moe/kernel_matrix_sums.h"
 
 namespace dspark::DSPARK_ISA::experts {
 
-// A step of 32 columns is half an instruction; the two pieces of a load are operands of one each.
-struct ScaledFp4Weights : WideTiles<BFloat16> {
-    static constexpr int kSteps = 4;
+// A step of 32 columns is half an instruction. The two pieces of a load are operands of one each
+// (mxfp4), or both together that of one (fp8).
+template <bool kIsFp4>
+struct ScaledWeights : WideTiles<BFloat16> {
+    static constexpr int kSteps = kIsFp4 ? 4 : 2;
     static constexpr bool kHasScales = true;
-    static constexpr bool kIsFp4 = true;
+    static constexpr bool kHasE8M0 = true;
 
+    struct Operand {
+        uint32_t word[kIsFp4 ? 4 : 8];
+    };
     template <int W>
     DSPARK_DEVICE static void spread(Bytes16&) {}
+    // Of steps `step` and `step` + 1 of a load.
+    DSPARK_DEVICE static Operand operand(const Bytes16 (&pieces)[2], int step) {
+        Operand out;
+        DSPARK_UNROLL
+        for (int w = 0; w < 8 / (kIsFp4 ? 2 : 1); ++w) {
+            out.word[w] = pieces[kIsFp4 ? step / 2 : w / 4].word[w % 4];
+        }
+        return out;
+    }
 };
+
+// What takes the place of a format, if anything does.
+template <class Format>
+struct ScaledForm {
+    using Type = void;
+};
+template <>
+struct ScaledForm<Fp4Weights<BFloat16, WideTiles<BFloat16>>> {
+    using Type = ScaledWeights<true>;
+};
+template <>
+struct ScaledForm<Fp8Weights<Fp8E4M3, BFloat16, WideTiles<BFloat16>, true>> {
+    using Type = ScaledWeights<false>;
+};
+template <class Format>
+using ScaledFormOf = typename ScaledForm<Format>::Type;
 
 // ---- x ------------------------------------------------------------------------------------------
 // A number v becomes high + low / 16: high is v rounded towards 0 to four binary digits, low the
@@ -130,14 +160,16 @@ struct SplitPieces {
 
 // ---- products -----------------------------------------------------------------------------------
 
-// Adds the products of 64 columns, number kStep / 2 of a load, with x in the chunk at `begin`.
+// Adds the products of 64 columns, from step `step` on, number kStep of its load, with x in the
+// chunk at `begin`.
 template <int kStep, int W, class Format, int kTiles>
-DSPARK_DEVICE void add_scaled(const Bytes16& codes, uint32_t scales, int begin,
-                              ItemSums<W, Format, kTiles>& sums,
+DSPARK_DEVICE void add_scaled(const typename Format::Operand& codes, uint32_t scales, int step,
+                              int begin, ItemSums<W, Format, kTiles>& sums,
                               const MatrixShared<W, Format>& shared) {
     using Shape = Chunk<W, Format, kTiles>;
     constexpr int kPartWords = Shape::kColumns / 4;
-    constexpr int kFirst = 32 * kStep % Shape::kColumns;  // of the columns, in the chunk
+    constexpr bool kIsWhole = Format::kSteps % Shape::kSteps == 0;  // chunks, a load
+    const int in_chunk = (kIsWhole ? kStep : step) % Shape::kSteps;
     const int upper = lane_index<W>() / 32;
     DSPARK_UNROLL
     for (int c = 0; c < kTiles / 2; ++c) {
@@ -146,12 +178,12 @@ DSPARK_DEVICE void add_scaled(const Bytes16& codes, uint32_t scales, int begin,
         shared.x.load4(row + 2 * kPartWords, of_x[0], of_x[1], of_x[2], of_x[3]);
         DSPARK_UNROLL
         for (int part = 0; part < 2; ++part) {
-            const int at = row + part * kPartWords + kFirst / 4 + 4 * upper;
+            const int at = row + part * kPartWords + 8 * in_chunk + 4 * upper;
             uint32_t x[8];
             shared.x.load4(at, x[0], x[1], x[2], x[3]);
             shared.x.load4(at + 8, x[4], x[5], x[6], x[7]);
-            scaled_matrix_instruction<kFirst / 32, kStep>(x, of_x[part] >> 8 * upper, codes.word,
-                                                          scales >> 8 * upper, sums.of[0][c].of);
+            scaled_matrix_instruction<kStep>(x, of_x[part] >> 8 * (in_chunk + upper), codes.word,
+                                             scales >> 8 * upper, sums.of[0][c].of);
         }
     }
 }

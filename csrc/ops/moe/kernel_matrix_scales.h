@@ -29,7 +29,8 @@ struct ScalePlaces {
     DSPARK_DEVICE int64_t begin(int t, int r) const { return expert + row[t][r]; }
 };
 
-template <int W, class Format, bool kHasScales = Format::kHasScales, bool kIsFp4 = Format::kIsFp4>
+template <int W, class Format, bool kHasScales = Format::kHasScales,
+          bool kHasE8M0 = Format::kHasE8M0>
 struct WeightScales;
 
 // Without scales.
@@ -93,18 +94,23 @@ struct WeightScales<W, Format, true, false> {
     }
 };
 
-// E8M0 of 32 columns: a word has those of the four steps of a load, the first in its low byte.
+// E8M0, a load at a time: a word has those of its steps, the first in its low byte.
 template <int W, class Format>
 struct WeightScales<W, Format, true, true> {
     using Places = ScalePlaces<W, Format>;
-    static_assert(Format::kSteps == 4);
+    using Stored = std::conditional_t<Format::kSteps == 4, uint32_t, uint16_t>;
+    static_assert(sizeof(Stored) == Format::kSteps);
     Places places;
     uint32_t now[Places::kTiles][Places::kRows];
     uint32_t next[Places::kTiles][Places::kRows];
-    int byte;  // of the step
+    int byte;          // of the step
+    int block;         // of columns, of the step that comes next
+    int columns_left;  // of it
 
     DSPARK_DEVICE void move_to(const MatrixLaunch& launch, int64_t expert, int64_t first) {
         places.move_to(launch.lanes.args, expert, first);
+        block = 0;
+        columns_left = static_cast<int>(launch.lanes.args.weight.block_columns);
         fetch(launch, 0);
     }
     template <int kStep>
@@ -116,7 +122,7 @@ struct WeightScales<W, Format, true, true> {
                 DSPARK_UNROLL
                 for (int r = 0; r < Places::kRows; ++r) now[t][r] = next[t][r];
             }
-            fetch(launch, step + 4);
+            fetch(launch, step + Format::kSteps);
         }
     }
     DSPARK_DEVICE float scale(const ExpertWeights&, int tile, int row) const {
@@ -124,30 +130,41 @@ struct WeightScales<W, Format, true, true> {
     }
 
   private:
-    // The scales of four steps from `step` on, where there are any.
+    // The scales of the load that begins with `step`, where there are any.
     DSPARK_DEVICE void fetch(const MatrixLaunch& launch, int step) {
-        const ExpertWeights& weight = launch.lanes.args.weight;
-        const int left = static_cast<int>(weight.scale_columns) - step;
-        if (left <= 0) return;
+        if (32 * step >= static_cast<int>(launch.lanes.args.weight.columns)) return;
+        if (launch.has_scale_words) return fetch_words(launch.lanes.args.weight, step);
+        DSPARK_UNROLL
+        for (int i = 0; i < Format::kSteps; ++i) fetch_bytes(launch.lanes.args.weight, i);
+    }
+    DSPARK_DEVICE void fetch_words(const ExpertWeights& weight, int step) {
         const int64_t distance = scale_distance(weight, step);
-        const Global<const uint8_t> bytes = global_cast<const uint8_t>(weight.scale);
         DSPARK_UNROLL
         for (int t = 0; t < Places::kTiles; ++t) {
             DSPARK_UNROLL
             for (int r = 0; r < Places::kRows; ++r) {
-                const int64_t at = places.begin(t, r) + distance;
-                uint32_t& word = next[t][r];
-                if (launch.has_scale_words) {
-                    word = global_cast<const uint32_t>(weight.scale)[at / 4];
-                    continue;
-                }
-                word = bytes[at];
-                DSPARK_UNROLL
-                for (int i = 1; i < 4; ++i) {
-                    if (i < left) word |= static_cast<uint32_t>(bytes[at + i]) << 8 * i;
-                }
+                const int64_t at = (places.begin(t, r) + distance) / Format::kSteps;
+                next[t][r] = global_cast<const Stored>(weight.scale)[at];
             }
         }
+    }
+    // Those of step i of the load; where K has ended, the last ones again, for x is 0 there.
+    DSPARK_DEVICE void fetch_bytes(const ExpertWeights& weight, int i) {
+        const int last = static_cast<int>(weight.scale_columns) - 1;
+        const int64_t distance = scale_distance(weight, block < last ? block : last);
+        DSPARK_UNROLL
+        for (int t = 0; t < Places::kTiles; ++t) {
+            DSPARK_UNROLL
+            for (int r = 0; r < Places::kRows; ++r) {
+                const uint32_t scale =
+                    global_cast<const uint8_t>(weight.scale)[places.begin(t, r) + distance];
+                next[t][r] = i == 0 ? scale : next[t][r] | scale << 8 * i;
+            }
+        }
+        columns_left -= 32;
+        if (columns_left > 0) return;
+        ++block;
+        columns_left = static_cast<int>(weight.block_columns);
     }
 };
 

@@ -56,7 +56,8 @@ DSPARK_DEVICE void exchange_halves(Bytes16& piece, bool is_upper, int mask) {
 //     spread<W>(piece)         they become the weights that it has of each step
 //     halves(pieces, i, step)  piece i of the operand in one step, from those of a load
 //     place(i)                 where lanes find columns 8 i .. 8 i + 7 of 32: as piece place(i)
-//     kHasScales, kIsFp4
+//     kHasScales
+//     kHasE8M0                 its scales are E8M0 and taken a load at a time
 
 // The lanes of a row, 4 or 2 (wide), load the chunks of a row in turns.
 template <class HalfType>
@@ -84,7 +85,7 @@ template <class HalfType>
 struct PlainWeights : NarrowTiles<HalfType> {
     static constexpr int kSteps = 1;
     static constexpr bool kHasScales = false;
-    static constexpr bool kIsFp4 = false;
+    static constexpr bool kHasE8M0 = false;
 
     template <int W>
     DSPARK_DEVICE static void spread(Bytes16&) {}
@@ -97,13 +98,15 @@ struct PlainWeights : NarrowTiles<HalfType> {
 
 // Narrow: lanes 0, 1, 2, 3 of a row load columns 0 .. 15, 16 .. 31, ...: two lanes have the columns
 // of a step. Lanes two apart exchange 8 codes, after which they have columns 0, 16, 8 and 24 .. of
-// both. Wide: lanes 0 and 1 load the columns 0 .. 15 and 16 .. 31 of each step.
-template <class Code, class HalfType, class Tiles = NarrowTiles<HalfType>>
+// both. Wide: lanes 0 and 1 load the columns 0 .. 15 and 16 .. 31 of each step. kMayBeScaled: all
+// scales are E8M0; it only tells kernels apart.
+template <class Code, class HalfType, class Tiles = NarrowTiles<HalfType>,
+          bool kMayBeScaled = false>
 struct Fp8Weights : Tiles {
     using Half = HalfType;
     static constexpr int kSteps = 2;
     static constexpr bool kHasScales = true;
-    static constexpr bool kIsFp4 = false;
+    static constexpr bool kHasE8M0 = false;
     static constexpr bool kIsWide = std::is_same_v<Tiles, WideTiles<Half>>;
 
     template <int W>
@@ -127,7 +130,7 @@ struct Fp4Weights : Tiles {
     using Half = HalfType;
     static constexpr int kSteps = 4;
     static constexpr bool kHasScales = true;
-    static constexpr bool kIsFp4 = true;
+    static constexpr bool kHasE8M0 = true;
     static constexpr bool kIsWide = std::is_same_v<Tiles, WideTiles<Half>>;
 
     template <int W>

@@ -60,10 +60,17 @@ template <int W, class Half, int kBits>
 using TilesOf = std::conditional_t<is_wide<W>(kBits), WideTiles<Half>, NarrowTiles<Half>>;
 
 template <int W, class Half>
-void (*matrix_kernel(WeightFormat format))(MatrixLaunch) {
+void (*matrix_kernel(const ExpertWeights& weight))(MatrixLaunch) {
     using Tiles = TilesOf<W, Half, 8>;
-    switch (format) {
+    switch (weight.format) {
         case WeightFormat::kFp8E4M3:
+            // Of its own, since hardware that multiplies them as they are has another kernel.
+            if constexpr (is_wide<W>(8) && std::is_same_v<Half, BFloat16>) {
+                if (weight.scale_is_e8m0) {
+                    return matrix_gemm_kernel<W, Fp8Weights<Fp8E4M3, Half, Tiles, true>,
+                                              ByteDecoder<Fp8E4M3>>;
+                }
+            }
             return matrix_gemm_kernel<W, Fp8Weights<Fp8E4M3, Half, Tiles>, ByteDecoder<Fp8E4M3>>;
         case WeightFormat::kFp8E4M3Fnuz:
             return matrix_gemm_kernel<W, Fp8Weights<Fp8E4M3Fnuz, Half, Tiles>,
@@ -97,9 +104,8 @@ void launch_matrix(Sequence& sequence, const GemmLaunch& lanes) {
                                  has_aligned_rows(args.x),
                                  has_scale_words(args.weight)};
     sequence.run("grouped_gemm",
-                 args.x_dtype == FloatType::kBFloat16
-                     ? matrix_kernel<W, BFloat16>(args.weight.format)
-                     : matrix_kernel<W, Float16>(args.weight.format),
+                 args.x_dtype == FloatType::kBFloat16 ? matrix_kernel<W, BFloat16>(args.weight)
+                                                      : matrix_kernel<W, Float16>(args.weight),
                  blocks, launch);
 }
 

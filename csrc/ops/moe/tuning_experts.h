@@ -68,12 +68,16 @@ inline bool has_aligned_rows(const RowsIn& x) {
     return address % 16 == 0 && x.stride % 8 == 0;
 }
 
-// Whether the scales of 128 columns of mxfp4 are an aligned word in every row.
+// Whether the E8M0 scales of 64 bytes of codes are aligned together in every row: four of mxfp4,
+// two of fp8.
 inline bool has_scale_words(const ExpertWeights& weight) {
+    const bool is_mxfp4 = weight.format == WeightFormat::kMxFp4;
+    const int together = is_mxfp4 ? 4 : 2;
+    const bool has_padding = is_mxfp4 && weight.layout == WeightLayout::kPanels;
     uint64_t address = 0;
     std::memcpy(&address, &weight.scale, sizeof(address));
-    return address % 4 == 0 &&
-           (weight.layout == WeightLayout::kPanels || weight.scale_columns % 4 == 0);
+    return weight.block_columns == 32 && address % together == 0 &&
+           (has_padding || weight.scale_columns % together == 0);
 }
 
 }  // namespace dspark::experts

@@ -208,7 +208,7 @@ def _block(values: Mapping[str, Any], shape, scale_shape) -> list[int] | None:
     named = values.get("weight_block_size") or quantization.get("weight_block_size")
     if named:
         return list(named)
-    for block in ((128, 128), (32, 32), (64, 64), (256, 256)):
+    for block in ((128, 128), (32, 32), (1, 32), (64, 64), (256, 256)):
         if len(shape) == 2 and formats.scale_shape(shape, block) == tuple(scale_shape):
             return list(block)
     return None
