@@ -148,10 +148,10 @@ struct WeightScales<W, Format, true, true> {
             }
         }
     }
-    // Those of step i of the load; where K has ended, the last ones again, for x is 0 there.
+    // Those of step i of the load, unless K has ended.
     DSPARK_DEVICE void fetch_bytes(const ExpertWeights& weight, int i) {
-        const int last = static_cast<int>(weight.scale_columns) - 1;
-        const int64_t distance = scale_distance(weight, block < last ? block : last);
+        if (block >= static_cast<int>(weight.scale_columns)) return;
+        const int64_t distance = scale_distance(weight, block);
         DSPARK_UNROLL
         for (int t = 0; t < Places::kTiles; ++t) {
             DSPARK_UNROLL
