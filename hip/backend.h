@@ -142,6 +142,9 @@ DSPARK_DEVICE Bytes16 load16(Global<const void> p, int64_t byte_offset) {
                                     Vector16*)(static_cast<const char*>(p) + byte_offset));
     return {{v.x, v.y, v.z, v.w}};
 }
+DSPARK_DEVICE Bytes16 load16_once(Global<const void> p, int64_t byte_offset) {
+    return load16(p, byte_offset);
+}
 DSPARK_DEVICE void store16(Global<void> p, int64_t byte_offset, Bytes16 value) {
     *(__attribute__((address_space(1))) Vector16*)(static_cast<char*>(p) + byte_offset) =
         Vector16{value.word[0], value.word[1], value.word[2], value.word[3]};

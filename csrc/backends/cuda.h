@@ -118,6 +118,17 @@ DSPARK_DEVICE Bytes16 load16(Global<const void> p, int64_t byte_offset) {
         : "l"(static_cast<const char*>(p) + byte_offset));
     return out;
 }
+// Marked to leave the second-level cache first as well, so that results stay there which the next
+// launch reads.
+DSPARK_DEVICE Bytes16 load16_once(Global<const void> p, int64_t byte_offset) {
+    uint64_t policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    Bytes16 out;
+    asm("ld.global.nc.L1::no_allocate.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
+        : "=r"(out.word[0]), "=r"(out.word[1]), "=r"(out.word[2]), "=r"(out.word[3])
+        : "l"(static_cast<const char*>(p) + byte_offset), "l"(policy));
+    return out;
+}
 DSPARK_DEVICE void store16(Global<void> p, int64_t byte_offset, Bytes16 value) {
     *reinterpret_cast<uint4*>(static_cast<char*>(p) + byte_offset) =
         make_uint4(value.word[0], value.word[1], value.word[2], value.word[3]);

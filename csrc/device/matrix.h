@@ -25,8 +25,8 @@
 
 namespace dspark::DSPARK_ISA {
 
-// A matrix in device memory whose rows are 16-byte aligned: the address is, and stride and depth
-// are multiples of 8.
+// A matrix in device memory, read once, whose rows are 16-byte aligned: the address is, and stride
+// and depth are multiples of 8.
 template <class Half>
 struct HalfMatrix {
     Global<const Half> data;
@@ -37,7 +37,7 @@ struct HalfMatrix {
     // Eight elements of a row from `first` on, a multiple of 8; zeros outside of the matrix.
     DSPARK_DEVICE Bytes16 piece(int64_t row, int first) const {
         if (row >= rows || first >= depth) return Bytes16{};
-        return load16(data, (row * stride + first) * 2);
+        return load16_once(data, (row * stride + first) * 2);
     }
 };
 

@@ -30,12 +30,15 @@ DSPARK_DEVICE uint32_t element_bits(Half x) {
 }
 
 // 16 bytes of elements from number `first` on. In one load where they are aligned and lie below
-// `count`; past that the elements have the bits `empty`.
+// `count`; past that the elements have the bits `empty`. is_once: see load16_once.
 template <class T>
 DSPARK_DEVICE Bytes16 load_elements(Global<const T> from, int first, int count, uint32_t empty,
-                                    bool is_aligned) {
+                                    bool is_aligned, bool is_once = false) {
     constexpr int kSize = static_cast<int>(sizeof(T));
-    if (is_aligned && first + 16 / kSize <= count) return load16(from, int64_t{first} * kSize);
+    if (is_aligned && first + 16 / kSize <= count) {
+        const int64_t byte = int64_t{first} * kSize;
+        return is_once ? load16_once(from, byte) : load16(from, byte);
+    }
     Bytes16 bytes;
     for (int w = 0; w < 4; ++w) {
         uint32_t word = 0;

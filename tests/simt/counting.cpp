@@ -33,6 +33,24 @@ void load_by_16(PatternArgs args) {
     args.to[thread_idx()] = value;
 }
 
+// Stores, and loads the first 4 KiB, before and after the other 28 KiB have been loaded.
+template <int W, bool kOnce>
+DSPARK_KERNEL(kThreads)
+void load_twice(PatternArgs args) {
+    check_warp_size<W>();
+    const int at = 16 * thread_idx();
+    constexpr int kBytes = 16 * kThreads;
+    for (int turn = 0; turn < 2; ++turn) {
+        const Bytes16 first = load16(args.from, at);
+        args.to[thread_idx()] = static_cast<float>(first.word[0]);
+        sync_block();
+        for (int i = 1; turn == 0 && i < kStride / 4; ++i) {
+            kOnce ? load16_once(args.from, i * kBytes + at) : load16(args.from, i * kBytes + at);
+            sync_block();
+        }
+    }
+}
+
 // Each thread stores to one element of shared memory and loads it again.
 template <int W, class T, int kStep>
 DSPARK_KERNEL(kThreads)
@@ -80,25 +98,31 @@ namespace {
 
 using namespace dspark::DSPARK_ISA;
 
-Outcome run_pattern(void (*kernel)(PatternArgs)) {
+Outcome run_pattern(void (*kernel)(PatternArgs), int64_t cache = 0) {
     DeviceVector<float> from("from", kBlock * kStride, emulator::kReadOnly);
     DeviceVector<float> to("to", kBlock);
     const PatternArgs args = {from.data(), to.data()};
-    return {launch("pattern", kernel, {1, 1, 1}, kBlock, nullptr, args), true};
+    emulator::set_cache(cache);
+    const int code = launch("pattern", kernel, {1, 1, 1}, kBlock, nullptr, args);
+    emulator::set_cache(0);
+    return {code, true};
 }
 
-#define DSPARK_PATTERN(Name, name, kernel)         \
+#define DSPARK_PATTERN(Name, name, ...)            \
     struct Name {                                  \
         static constexpr const char* kName = name; \
         template <int W>                           \
         static Outcome run() {                     \
-            return run_pattern(kernel);            \
+            return run_pattern(__VA_ARGS__);       \
         }                                          \
     };
 
 DSPARK_PATTERN(Coalesced, "coalesced", (load_pattern<W, 1>))
 DSPARK_PATTERN(Strided, "strided", (load_pattern<W, kStride>))
 DSPARK_PATTERN(By16, "by_16", load_by_16<W>)
+DSPARK_PATTERN(CacheAll, "cache_that_holds_all", (load_twice<W, false>), 40 << 10)
+DSPARK_PATTERN(CachePart, "cache_that_holds_a_part", (load_twice<W, false>), 16 << 10)
+DSPARK_PATTERN(CacheOnce, "cache_and_loads_once", (load_twice<W, true>), 16 << 10)
 DSPARK_PATTERN(SharedInOrder, "shared_in_order", (shared_pattern<W, float, 1>))
 DSPARK_PATTERN(SharedStrided, "shared_strided", (shared_pattern<W, float, kStride>))
 DSPARK_PATTERN(SharedDoubles, "shared_doubles", (shared_pattern<W, double, 1>))
@@ -111,7 +135,8 @@ DSPARK_PATTERN(SharedBroadcast, "shared_broadcast", shared_broadcast<W>)
 std::vector<Case> counting_cases() {
     return {make_case<Coalesced>(),     make_case<Strided>(),       make_case<By16>(),
             make_case<SharedInOrder>(), make_case<SharedStrided>(), make_case<SharedDoubles>(),
-            make_case<SharedBytes>(),   make_case<SharedByFour>(),  make_case<SharedBroadcast>()};
+            make_case<SharedBytes>(),   make_case<SharedByFour>(),  make_case<SharedBroadcast>(),
+            make_case<CacheAll>(),      make_case<CachePart>(),     make_case<CacheOnce>()};
 }
 
 }  // namespace dspark::planted

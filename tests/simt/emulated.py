@@ -64,7 +64,10 @@ def _library() -> tuple[Emulator, torch.library.Library]:
 
 
 @contextlib.contextmanager
-def operators(warp_size: int = 32, seed: int = 0, level: int = BOUNDS, multiprocessors: int = 2):
+def operators(
+    warp_size: int = 32, seed: int = 0, level: int = BOUNDS, multiprocessors: int = 2,
+    cache: int = 0,
+):  # fmt: skip
     """`dspark_ext.sampling` runs the device kernels while this is active.
 
     Args:
@@ -72,20 +75,25 @@ def operators(warp_size: int = 32, seed: int = 0, level: int = BOUNDS, multiproc
         seed: of the order in which threads run; 0 is the plain order.
         level: what is checked and counted, see csrc/backends/simt/emulator.h.
         multiprocessors: that the device has, as grids of kernels that walk items go by them.
+        cache: bytes of the cache before device memory; 0: what passes it is not counted.
     """
     emulator, _ = _library()
-    emulator.configure(level=level, seed=seed, warp_size=warp_size, multiprocessors=multiprocessors)
+    emulator.configure(
+        level=level, seed=seed, warp_size=warp_size, multiprocessors=multiprocessors, cache=cache
+    )
     with operators_replaced(torch.ops.dspark_simt):
         yield
 
 
-def counters(call, warp_size: int = 32, has_scaled_matrix_unit: bool = False) -> dict:
+def counters(
+    call, warp_size: int = 32, has_scaled_matrix_unit: bool = False, cache: int = 0
+) -> dict:
     """What `call()` launched and moved: {"kernels": {name: {...}}, "buffers": {name: {...}}}."""
     emulator, _ = _library()
     with (
         scaled_matrix_units(level=COUNTERS)
         if has_scaled_matrix_unit
-        else operators(warp_size=warp_size, level=COUNTERS)
+        else operators(warp_size=warp_size, level=COUNTERS, cache=cache)
     ):
         emulator.reset_counters()
         call()

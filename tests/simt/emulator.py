@@ -99,12 +99,13 @@ class Emulator:
 
     def configure(
         self, *, level=FULL, seed=0, warp_size=32, poison=0xFFC0DEAD, access_limit=1 << 22,
-        multiprocessors=2,
+        multiprocessors=2, cache=0,
     ):  # fmt: skip
         self._call("set_level", ctypes.c_int(level))
         self._call("set_seed", ctypes.c_uint64(seed))
         self._call("set_warp_size", ctypes.c_int(warp_size))
         self._call("set_multiprocessors", ctypes.c_int(multiprocessors))
+        self._call("set_cache", ctypes.c_int64(cache))
         self._call("set_poison", ctypes.c_uint32(poison))
         self._call("set_access_limit", ctypes.c_int64(access_limit))
 

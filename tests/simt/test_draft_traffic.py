@@ -13,6 +13,7 @@ def check(batch: int, drafts: int, warp_size: int) -> dict:
     assert measured["streams"] == 1.0
     assert measured["wide_w2"] >= 1.0  # in 16-byte loads throughout
     assert measured["row_reads"] <= 1.05  # once, and one tile of it again
+    assert measured["memory"] <= 1.01  # which the cache has kept
     return measured
 
 
@@ -31,10 +32,17 @@ def test_eight_requests(warp_size):
 
 @pytest.mark.slow
 def test_sixty_four_requests():
-    """The rows and the inputs that blocks share come from the second-level cache."""
+    """What is over the floor comes from the second-level cache."""
     measured = check(64, 1, 32)
     assert measured["inputs"] <= 0.05
     assert measured["ratio"] - measured["row"] - measured["inputs"] <= 1.06
+
+
+def test_a_cache_without_room_reads_rows_again():
+    """The model of the cache is no formality."""
+    it = traffic.case(64, 1, vocab=20000) | {"exact": False}
+    measured = traffic.measure(it, cache=1 << 20)
+    assert 1.05 < measured["memory"] <= measured["sectors"]
 
 
 def test_inputs_of_32_bits_halve_the_groups():
@@ -52,6 +60,7 @@ def test_matrix_units(batch, warp_size):
     it = traffic.case(batch, 1) | {"exact": False}
     measured = traffic.measure(it, warp_size)
     assert measured["launches"] == 2
+    assert measured["memory"] <= 1.01
     assert measured["w2"] == measured["streams"] == 1.0
     assert measured["wide_w2"] >= 1.0
     # With warps of 64 lanes twice as many blocks bring in inputs and their anchors.

@@ -50,6 +50,16 @@ def test_16_bytes(count, warp_size):
     assert segments(counters, "load") == [n * THREADS // warp_size for n in per_warp]
 
 
+def test_cache(count):
+    """32 KiB read, 4 KiB of them again, and 1 KiB stored twice."""
+    moved = ("memory_sectors_read", "memory_sectors_written")
+    assert [count("by_16")[way] for way in moved] == [0, 0]  # without one
+    whole, again, stored = ((n << 10) // 32 for n in (32, 4, 1))
+    assert [count("cache_that_holds_all")[way] for way in moved] == [whole, stored]
+    assert [count("cache_that_holds_a_part")[way] for way in moved] == [whole + again, 2 * stored]
+    assert [count("cache_and_loads_once")[way] for way in moved] == [whole, stored]
+
+
 def test_full_level_counts_the_same(count, warp_size):
     assert count("coalesced", FULL) == count("coalesced")
 

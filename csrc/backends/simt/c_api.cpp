@@ -30,6 +30,9 @@ DSPARK_EXPORT void dspark_simt_set_scaled_matrix_unit(int has_one) {
 DSPARK_EXPORT void dspark_simt_set_multiprocessors(int count) {
     emulator::set_multiprocessors(count);
 }
+DSPARK_EXPORT void dspark_simt_set_cache(int64_t bytes) {
+    emulator::set_cache(bytes);
+}
 DSPARK_EXPORT void dspark_simt_set_launch_hook(emulator::LaunchHook hook) {
     emulator::set_launch_hook(hook);
 }

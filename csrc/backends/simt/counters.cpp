@@ -30,6 +30,8 @@ constexpr NamedCounter kCounters[] = {
     {"store_segments_32", &Counters::store_segments_32},
     {"store_segments_64", &Counters::store_segments_64},
     {"store_segments_128", &Counters::store_segments_128},
+    {"memory_sectors_read", &Counters::memory_sectors_read},
+    {"memory_sectors_written", &Counters::memory_sectors_written},
     {"shared_bytes", &Counters::shared_bytes},
     {"shared_loads", &Counters::shared_loads},
     {"shared_stores", &Counters::shared_stores},
@@ -107,6 +109,15 @@ int count_passes(const WarpAccess& group, int begin, int end) {
     return passes;
 }
 
+void pass_cache(const uint64_t* sorted, int count, const LoggedAccess& access, Cache& cache,
+                Counters& counters) {
+    for (int i = 0; i < count; ++i) {
+        if (i > 0 && sorted[i] == sorted[i - 1]) continue;
+        if (!cache.touch(sorted[i], access.store, access.leaves_first)) continue;
+        (access.store ? counters.memory_sectors_written : counters.memory_sectors_read) += 1;
+    }
+}
+
 }  // namespace
 
 std::string to_json(const Counters& counters) {
@@ -118,7 +129,7 @@ std::string to_json(const Counters& counters) {
     return json + "}";
 }
 
-void count_global(AccessLog* const* logs, int lanes, Counters& counters) {
+void count_global(AccessLog* const* logs, int lanes, Cache* cache, Counters& counters) {
     for_each_warp_access(logs, lanes, [&](const WarpAccess& group) {
         uint64_t segments[2 * kMaxLanes];
         int count = 0;
@@ -143,6 +154,7 @@ void count_global(AccessLog* const* logs, int lanes, Counters& counters) {
             counters.load_segments_64 += of_64;
             counters.load_segments_128 += of_128;
         }
+        if (cache != nullptr) pass_cache(segments, count, group.access[0], *cache, counters);
     });
 }
 

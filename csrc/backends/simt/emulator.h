@@ -61,6 +61,8 @@ bool has_scaled_matrix_unit();
 // Likewise how many multiprocessors it has; 2 by default.
 void set_multiprocessors(int count);
 int multiprocessors();
+// Counts what passes between memory and a cache of this size, from now on empty; 0: none.
+void set_cache(int64_t bytes);
 
 // Instead of running a kernel, launch() passes it to the hook and returns what the hook returns.
 using LaunchHook = int (*)(const char* name, const int* grid, int threads, const void* args,
@@ -159,6 +161,8 @@ void group_operation(const GroupCall& call, const char* file, int line);
 
 // To be called before the access itself. Do not return if the access is wrong.
 void on_global(const void* address, int bytes, int alignment, bool store);
+// A load of 16 bytes that is marked to leave caches first.
+void on_load_once(const void* address);
 void on_shared(const void* address, int bytes, int alignment, bool store);
 [[noreturn]] void fail_shared_index(int64_t index, int64_t size);
 void* shared_memory(size_t bytes, size_t alignment);

@@ -46,6 +46,9 @@ void set_multiprocessors(int count) {
 int multiprocessors() {
     return machine.settings.multiprocessors;
 }
+void set_cache(int64_t bytes) {
+    machine.settings.cache = bytes > 0 ? std::make_unique<Cache>(bytes) : nullptr;
+}
 void set_launch_hook(LaunchHook hook) {
     machine.settings.hook = hook;
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -70,6 +71,7 @@ struct Settings {
     bool warpgroups = false;
     bool scaled_matrix_unit = false;
     int multiprocessors = 2;
+    std::unique_ptr<Cache> cache;
     LaunchHook hook = nullptr;
 };
 

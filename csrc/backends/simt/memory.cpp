@@ -173,6 +173,14 @@ void on_global(const void* pointer, int bytes, int alignment, bool store) {
     check_shadow(buffer, address, bytes, store);
 }
 
+void on_load_once(const void* pointer) {
+    const uintptr_t address = reinterpret_cast<uintptr_t>(pointer);
+    constexpr int kBytes = 16;
+    Buffer& buffer =
+        check_access({__builtin_return_address(0), address, kBytes, false, true}, kBytes);
+    check_shadow(buffer, address, kBytes, false);
+}
+
 void on_bulk_load(const void* pointer, int bytes) {
     const uintptr_t address = reinterpret_cast<uintptr_t>(pointer);
     constexpr int kAlignment = 16;

@@ -42,7 +42,7 @@ void count_accesses(int first, int lanes) {
         shared |= !thread.shared_log.empty();
         logs[lane] = &thread.global_log;
     }
-    if (global) count_global(logs, lanes, *machine.counters);
+    if (global) count_global(logs, lanes, machine.settings.cache.get(), *machine.counters);
     if (!shared) return;
     for (int lane = 0; lane < lanes; ++lane) logs[lane] = &machine.threads[first + lane].shared_log;
     count_shared(logs, lanes, *machine.counters);

@@ -91,8 +91,8 @@ class RowLoader {
             const bool is_in = has_share_ && row < end_row_;
             const Global<const void> data =
                 is_in ? row_of(args_.w2_type, args_.w2, row, args_.rank) : nullptr;
-            pieces_.row[r] =
-                load_piece(data, args_.w2_type, first + j_, static_cast<int>(args_.rank), true);
+            pieces_.row[r] = load_piece(data, args_.w2_type, first + j_,
+                                        static_cast<int>(args_.rank), true, true);
         }
     }
     template <int W>

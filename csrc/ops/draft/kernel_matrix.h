@@ -201,7 +201,7 @@ struct OwnLogits {
     // The base logits if they are wide, on their way early; of float32 the first half, the other
     // is in the same sector.
     DSPARK_DEVICE Bytes16 load_base() const {
-        return is_wide ? load16(args.base_logits, bytes(from)) : Bytes16{};
+        return is_wide ? load16_once(args.base_logits, bytes(from)) : Bytes16{};
     }
     // Adds the sums to them.
     template <int W>
@@ -222,7 +222,7 @@ struct OwnLogits {
                                   int at) const {
         Bytes16 second = {};
         if (args.logits_type == FloatType::kFloat32) {
-            second = load16(args.base_logits, bytes(from) + 16);
+            second = load16_once(args.base_logits, bytes(from) + 16);
         }
         float x[8], sum[8];
         unpack_entries(args.logits_type, base, second, x);

@@ -50,15 +50,15 @@ DSPARK_DEVICE int piece_entries(FloatType type) {
 }
 
 // A piece of a row of `count` entries, zeros behind them; of no row: zeros. `is_constant`: nothing
-// writes the row during the launch.
+// writes the row during the launch; is_once: see load16_once.
 DSPARK_DEVICE Bytes16 load_piece(Global<const void> row, FloatType type, int first, int count,
-                                 bool is_constant) {
+                                 bool is_constant, bool is_once = false) {
     if (row == nullptr) return {};
     const bool is_aligned = is_constant && bit_cast<uint64_t>(row) % 16 == 0;
     if (type == FloatType::kFloat32) {
-        return load_elements(global_cast<const float>(row), first, count, 0, is_aligned);
+        return load_elements(global_cast<const float>(row), first, count, 0, is_aligned, is_once);
     }
-    return load_elements(global_cast<const BFloat16>(row), first, count, 0, is_aligned);
+    return load_elements(global_cast<const BFloat16>(row), first, count, 0, is_aligned, is_once);
 }
 
 template <class Half>

@@ -68,7 +68,7 @@ DSPARK_DEVICE int64_t block_weight_row(const GroupedGemmArgs& args, const GemmIt
 DSPARK_DEVICE Bytes16 load_chunk(const ExpertWeights& weight, int64_t first, int64_t byte) {
     const int64_t at = first + byte_distance(weight, byte);
     if (weight.is_aligned) {
-        return byte < weight.row_bytes ? load16(weight.data, at) : Bytes16{};
+        return byte < weight.row_bytes ? load16_once(weight.data, at) : Bytes16{};
     }
     const Global<const uint8_t> bytes = global_cast<const uint8_t>(weight.data);
     Bytes16 out = {};

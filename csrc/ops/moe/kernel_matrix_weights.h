@@ -217,9 +217,10 @@ struct WeightRing {
                 const int64_t byte = int64_t{64} * number + 16 * Format::template chunk<W>(i);
                 const int64_t begin = places.begin + byte_distance(weight, byte);
                 const int rows = places.distance(t, i);
-                piece[kTurn][t][i] = byte < weight.row_bytes && rows < places.rows_left
-                                         ? load16(weight.data, begin + row_distance(args, rows))
-                                         : Bytes16{};
+                piece[kTurn][t][i] =
+                    byte < weight.row_bytes && rows < places.rows_left
+                        ? load16_once(weight.data, begin + row_distance(args, rows))
+                        : Bytes16{};
             }
         }
     }
