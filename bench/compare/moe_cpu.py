@@ -1,10 +1,13 @@
 """Expert layers on a CPU beside vLLM's and torch's: bfloat16, in one process, in turns.
 
 python bench/compare/moe_cpu.py [--threads 1] [--repeats 9] [--markdown FILE]
+    [--layer 128,3,5120,2304 --contenders "prepared,vllm cpu_fused_moe"]
 
 `rows` and `prepared` are `moe.fused_moe` with weights as they are and after `prepare_weights`.
 Peers: vLLM's `cpu_fused_moe` on weights that its own function packed, torch's `grouped_mm` and its
 loop over experts. One that is missing is named. Results are compared before anything is timed.
+Each of `prepared` and vLLM has a copy of the weights; of a layer that fills half of the memory only
+two contenders fit beside each other, and the weights they were made from lie in a file.
 
 Two yardsticks take turns with them, so that they meet the same machine: a plain read of memory, and
 bf16 products of a matrix in the cache. Nothing can take less time than the longer of the two would
@@ -12,9 +15,11 @@ for the weights and the products of a layer.
 """
 
 import argparse
+import os
 import pathlib
 import statistics
 import sys
+import tempfile
 import time
 
 import torch
@@ -30,6 +35,7 @@ TOKENS = (5, 40, 160, 640)
 # experts, slots, width, inner width
 LAYERS = ((128, 3, 2048, 768), (16, 3, 5120, 2304))
 MORE_RUNS = 8  # times as many where they are short
+LARGE = 2 << 30  # bytes of weights that lie in a file
 BOUND = 1e-2  # relative L2, of results in bfloat16
 
 
@@ -63,6 +69,8 @@ class Vllm:
     def __init__(self, w13, w2):
         import vllm._C  # noqa: F401
 
+        if max(w13.numel(), w2.numel()) > 2**31 - 1:
+            raise RuntimeError("it crashes where an index of weights takes more than 31 bits")
         self.isa = "amx" if torch.cpu._is_amx_tile_supported() else "vec"
         self.weights = [self.packed(weight) for weight in (w13, w2)]
 
@@ -176,8 +184,17 @@ def processor_seconds(function, *arguments) -> float:
 
 
 def normal_weights(experts: int, rows: int, columns: int) -> torch.Tensor:
-    weights = torch.empty(experts, rows, columns, dtype=torch.bfloat16)
-    return weights.normal_(0, columns**-0.5)
+    shape, deviation = (experts, rows, columns), columns**-0.5
+    numbers = experts * rows * columns
+    if 2 * numbers < LARGE:
+        return torch.empty(shape, dtype=torch.bfloat16).normal_(0, deviation)
+    with tempfile.NamedTemporaryFile() as file:  # its memory outlives it
+        expert = torch.empty(shape[1:], dtype=torch.bfloat16)
+        for _ in range(experts):
+            file.write(expert.normal_(0, deviation).view(torch.int16).numpy())
+        file.flush()
+        os.fsync(file.fileno())  # or it could not give way
+        return torch.from_file(file.name, False, numbers, dtype=torch.bfloat16).view(shape)
 
 
 def inputs_of(tokens: int, experts: int, k: int, width: int) -> tuple:
@@ -185,9 +202,11 @@ def inputs_of(tokens: int, experts: int, k: int, width: int) -> tuple:
     return torch.randn(tokens, width).bfloat16(), ids, torch.rand(tokens, k)
 
 
-def contenders_of(w13, w2) -> list:
+def contenders_of(w13, w2, names: list[str]) -> list:
     found = []
     for make in CONTENDERS:
+        if names and make.name not in names:
+            continue
         try:
             contender = make(w13, w2)
             contender(*inputs_of(2, w13.shape[0], 1, w13.shape[2]))
@@ -208,13 +227,14 @@ def check(contenders: list, inputs: tuple) -> None:
             raise AssertionError(f"moe_cpu: {contender.name}: relative error {error:.4f}")
 
 
-def measure(layer: tuple, repeats: int) -> list[dict]:
+def measure(layer: tuple, names: list[str], repeats: int) -> list[dict]:
     """A row for each number of tokens: milliseconds of processor time, medians."""
     experts, k, width, inner = layer
     yardsticks = Reads(), Products()
     w13 = normal_weights(experts, 2 * inner, width)
     w2 = normal_weights(experts, width, inner)
-    contenders = contenders_of(w13, w2)
+    contenders = contenders_of(w13, w2, names)
+    del w13, w2
     rows = []
     for tokens in TOKENS:
         check(contenders, inputs_of(tokens, experts, k, width))
@@ -240,7 +260,7 @@ def measure(layer: tuple, repeats: int) -> list[dict]:
 
 def markdown(rows: list[dict]) -> str:
     names = [make.name for make in CONTENDERS if any(make.name in row["ms"] for row in rows)]
-    peers = names[2:]
+    peers = [name for name in names if name not in (Ours.name, OursInRows.name)]
     head = ["case", *(f"{name}, ms" for name in names), "prepared, GB/s"]
     head += [f"times {name}" for name in peers]
     lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
@@ -256,7 +276,7 @@ def markdown(rows: list[dict]) -> str:
 def limits(rows: list[dict]) -> str:
     """How near the machine's limits each contender is."""
     names = [make.name for make in CONTENDERS if any(make.name in row["ms"] for row in rows)]
-    names.remove(OursInRows.name)
+    names = [name for name in names if name != OursInRows.name]
     head = ["case", "read, ms", "multiply, ms", *(f"{name}, % of both" for name in names)]
     head += [f"most times {name}" for name in names[1:]]
     lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
@@ -276,6 +296,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--threads", type=int, help="torch threads (default: torch's choice)")
     parser.add_argument("--repeats", type=int, default=9, help="timed runs, more of short cases")
+    parser.add_argument(
+        "--layer", action="append", metavar="E,K,WIDTH,INNER", default=[],
+        type=lambda text: tuple(int(part) for part in text.split(",")),
+        help="experts, slots, width, inner width (default: two layers; may be given again)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--contenders", default="", help="names, `prepared` among them (default: all)"
+    )
     parser.add_argument("--markdown", type=pathlib.Path, help="write header and table")
     options = parser.parse_args()
     if options.threads:
@@ -285,7 +313,12 @@ def main() -> None:
     facts["pair_unit"] = harness.dspark_ext.build_info()["cpu"]["pair_unit"]
     line = ", ".join(f"{key}: {value}" for key, value in facts.items())
     print(line, flush=True)
-    rows = [row for layer in LAYERS for row in measure(layer, options.repeats)]
+    chosen = [name.strip() for name in options.contenders.split(",") if name.strip()]
+    known = [make.name for make in CONTENDERS]
+    if chosen and (Ours.name not in chosen or not set(chosen) <= set(known)):
+        parser.error(f"--contenders: expected {Ours.name} and others of {known}, got {chosen}")
+    layers = options.layer or LAYERS
+    rows = [row for layer in layers for row in measure(layer, chosen, options.repeats)]
     print(f"{markdown(rows)}\n\n{limits(rows)}")
     if options.markdown:
         title = (
