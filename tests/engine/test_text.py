@@ -13,6 +13,13 @@ def decode_bytes(token_ids):
     return bytes(token_ids).decode(errors="replace")
 
 
+def decode_runs(token_ids):
+    """As tokenizers with byte tokens do (Llama 2, Mistral, Gemma): bytes that are no text together
+    are U+FFFD each, those of whole characters before an unfinished one included."""
+    text = decode_bytes(token_ids)
+    return text if "\ufffd" not in text else "\ufffd" * len(token_ids)
+
+
 def push_all(stream, tokens, sizes):
     """Push in pieces; returns the pieces of text and how many tokens were taken."""
     pieces, at = [], 0
@@ -29,10 +36,11 @@ def push_all(stream, tokens, sizes):
 
 @given(TEXTS, st.lists(st.integers(0, 5), max_size=40))
 def test_characters_are_whole(text, sizes):
-    stream = TextStream(decode_bytes)
-    pieces, _ = push_all(stream, list(text.encode()), sizes)
-    assert "".join(pieces) == stream.text == text
-    assert "\ufffd" not in "".join(pieces) or "\ufffd" in text
+    for decode in (decode_bytes, decode_runs):
+        stream = TextStream(decode)
+        pieces, _ = push_all(stream, list(text.encode()), sizes)
+        assert "".join(pieces) == stream.text == text
+        assert "\ufffd" not in "".join(pieces) or "\ufffd" in text
 
 
 @given(st.binary(max_size=30), st.lists(st.integers(0, 4), max_size=30))
@@ -92,6 +100,39 @@ def test_spaces_between_passes(tokens, sizes):
     stream = TextStream(pieces.decode)
     texts, _ = push_all(stream, tokens, sizes)
     assert "".join(texts) == pieces.decode(tokens)
+
+
+def test_bytes_of_a_tokenizer_with_byte_tokens():
+    tokenizers = pytest.importorskip("tokenizers")
+    names = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    vocabulary = {name: number for number, name in enumerate(names)}
+    tokenizer = tokenizers.Tokenizer(
+        tokenizers.models.BPE(vocabulary, [], unk_token="<unk>", byte_fallback=True)
+    )
+    tokenizer.decoder = tokenizers.decoders.Sequence(
+        [tokenizers.decoders.ByteFallback(), tokenizers.decoders.Fuse()]
+    )
+    for text in ("€", "a€€a", "😀😀"):
+        token_ids = [byte + 1 for byte in text.encode()]
+        for size in (1, 2, 3, 5):
+            stream = TextStream(lambda ids: tokenizer.decode(list(ids)))
+            pieces, _ = push_all(stream, token_ids, [size] * 8)
+            assert "".join(pieces) == text and "\ufffd" not in "".join(pieces[:-1])
+
+
+@given(
+    st.lists(st.integers(0, 6), max_size=12),
+    st.lists(st.integers(0, 6), max_size=12),
+    st.lists(st.integers(0, 3), max_size=12),
+)
+def test_the_text_goes_on_from_its_context(context, tokens, sizes):
+    """The first space of an answer is its own: only that of a whole text is dropped."""
+    pieces = WordPieces()
+    stream = TextStream(pieces.decode, context=context)
+    texts, _ = push_all(stream, tokens, sizes)
+    before = pieces.decode(context).rstrip("\ufffd")
+    if tokens and context:
+        assert before + "".join(texts) == pieces.decode(context + tokens)
 
 
 @pytest.mark.parametrize("length", [50, 500])
