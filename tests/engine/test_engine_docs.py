@@ -42,6 +42,7 @@ def test_the_engine(tiny_pair, prompts, tmp_path, monkeypatch):
         "tokenizer": tiny,
         "prompts": prompts,
         "params": SamplingParams(max_new_tokens=8),
+        "grammar": lambda emitted: range(256),
         "queues": collections.defaultdict(queue.SimpleQueue),
     }
     run("engine.md", names)

@@ -1,6 +1,7 @@
 """A request that begins in one engine and goes on in another: the tokens of one engine alone."""
 
 import copy
+import dataclasses
 import json
 import os
 import subprocess
@@ -106,6 +107,24 @@ def test_without_the_targets_cache_the_tokens_are_computed_again(tiny_pair):
     assert output.token_ids == alone.token_ids
 
 
+def test_what_was_emitted_goes_over_whole(tiny_pair):
+    """Log-probabilities of all tokens; and what `min_new_tokens` let pass is no stop string."""
+    begun, other = (make_engine(tiny_pair, "ngram") for _ in range(2))
+    text = begun.submit(PROMPT, GREEDY).result().text
+    params = dataclasses.replace(GREEDY, stop=(text[2],), min_new_tokens=10, logprobs=2)
+    alone = begun.submit(PROMPT, params).result()
+    handle = begun.submit(PROMPT, params)
+    while len(handle.token_ids) < 5:
+        begun.step()
+    state = RequestState.from_bytes(export_request(begun, handle).to_bytes())
+    output = import_request(other, state).result()
+    assert output.text == alone.text and output.finish_reason == alone.finish_reason
+    assert output.logprobs == alone.logprobs and len(alone.logprobs) == len(alone.token_ids)
+    state.request["logprobs"][0] = [0.0, [[1]]]
+    with pytest.raises(HandoverError, match="logprobs: expected . pairs of a number and a list"):
+        import_request(other, state)
+
+
 def test_generic_targets_hand_over(tiny_pair):
     """Into one that has not run yet, whose cache lies elsewhere."""
     model = served_model("gemma3, windows of 6")
@@ -178,6 +197,7 @@ BAD_FIELDS = {
     "priority": ("high", "priority: expected an integer in .* got high"),
     "speculative": (1, "speculative: expected true or false, got 1"),
     "accepted": ("01", "accepted: expected . digits 0 or 1, got 01"),
+    "logprobs": ([], "logprobs: expected null, got"),
     "params": ({"temperature": -1}, "params: .*temperature: expected a number >= 0"),
     "params ": ({"temprature": 1}, "params: .*unknown name 'temprature'"),
     "params  ": ([], "params: expected an object"),

@@ -4,7 +4,13 @@ import pytest
 import torch
 import transformers
 
-from dspark_ext.engine import DraftBatch, DSparkDrafter, HuggingFaceTarget, TargetBatch
+from dspark_ext.engine import (
+    DraftBatch,
+    DSparkDrafter,
+    HuggingFaceTarget,
+    TargetBatch,
+    UnsupportedModelError,
+)
 
 SIZES = dict(
     vocab_size=90,
@@ -25,6 +31,10 @@ MODELS = {
             "attention_bias": True,
             "mlp_bias": True,
         },
+    ),
+    "llama, dynamic RoPE": (
+        "Llama",
+        {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 500.0, "factor": 2.0}},
     ),
     "mistral, window of 5": ("Mistral", {"sliding_window": 5}),
     "qwen2, tied": ("Qwen2", {"tie_word_embeddings": True}),
@@ -115,6 +125,13 @@ def test_unsupported_models_and_taps_are_refused():
     model.config.model_type = "gemma"
     with pytest.raises(ValueError, match="expected a model type of llama, .*, got 'gemma'"):
         HuggingFaceTarget(model, [0], max_requests=1, max_len=8)
+
+
+def test_rope_that_follows_the_longest_request_is_refused():
+    """Beyond its length one table of it would not be that of short requests."""
+    model = random_model("llama, dynamic RoPE")
+    with pytest.raises(UnsupportedModelError, match="type dynamic.* at most 64, got 65"):
+        HuggingFaceTarget(model, [0], max_requests=1, max_len=65)
 
 
 def test_drafter_matches_its_head(tiny_pair, serve):

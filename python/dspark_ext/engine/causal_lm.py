@@ -11,7 +11,8 @@ from .adapted_pass import ComputedKeysError, FixedPass, LayerStore, Pass
 from .capture_check import target_obstacle
 from .identity import fingerprint
 from .paging import make_pool
-from .target import TargetBatch, TargetOutput, UnsupportedModelError
+from .rope import check_rope
+from .target import TargetBatch, TargetOutput, UnsupportedModelError, unsupported
 
 _STATE_LAYERS = ("linear", "mamba", "conv", "recurrent", "rwkv", "ssm")
 
@@ -315,24 +316,7 @@ def _check_supported(model, config, arguments, max_len: int) -> None:
         )
     if "position_ids" not in arguments:
         raise _unsupported(model, "its forward takes no position_ids")
-    _check_rope(model, config, max_len)
-
-
-def _check_rope(model, config, max_len: int) -> None:
-    """RoPE whose frequencies follow the longest request of a pass, beyond the length it does."""
-    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    kind = rope.get("rope_type", rope.get("type")) if isinstance(rope, dict) else None
-    if kind not in ("dynamic", "longrope"):
-        return
-    limit = rope.get("original_max_position_embeddings")
-    limit = limit or getattr(config, "original_max_position_embeddings", None)
-    limit = limit or config.max_position_embeddings
-    if max_len > limit:
-        raise _unsupported(
-            model,
-            f"its RoPE is of type {kind}, whose frequencies change with the longest request of a "
-            f"pass beyond {limit} positions: expected max_len at most {limit}, got {max_len}",
-        )
+    check_rope("CausalLMTarget", model, config, max_len)
 
 
 def _tapped_layers(model, config, taps: Sequence[int]) -> list[torch.nn.Module]:
@@ -367,7 +351,4 @@ def _plain_weight(name: str, module) -> torch.Tensor:
 
 
 def _unsupported(model, reason: str) -> UnsupportedModelError:
-    return UnsupportedModelError(
-        f"dspark_ext.engine.CausalLMTarget: cannot serve {type(model).__name__} "
-        f"(model type {model.config.model_type!r}): {reason}"
-    )
+    return unsupported("CausalLMTarget", model, reason)

@@ -7,7 +7,7 @@ import collections
 import itertools
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 
@@ -125,6 +125,12 @@ class DSparkEngine:
         speculative: bool = True,
     ) -> Generation:
         """As `generate`, but the returned `Generation` runs as its events are taken from it."""
+        if isinstance(prompts, str | bytes | Mapping):
+            raise ValueError(
+                "dspark_ext.engine: prompts: expected a list of prompts, got a "
+                f"{type(prompts).__name__}; a single one is [prompt]"
+            )
+        prompts = list(prompts)
         if params is None or isinstance(params, SamplingParams):
             params = [params] * len(prompts)
         if len(params) != len(prompts):
@@ -240,7 +246,8 @@ class DSparkEngine:
         """A checked request. ValueError names the prompt and what is wrong with it."""
         self._check_speculative(speculative)
         params = SamplingParams() if params is None else params
-        if speculative and self.config.rejection_sample_method == "greedy" and params.temperature:
+        greedy_rule = speculative and self.config.rejection_sample_method == "greedy"
+        if greedy_rule and getattr(params, "temperature", 0):
             raise ValueError(
                 f"dspark_ext.engine: temperature {index}: rejection_sample_method 'greedy' emits "
                 f"argmaxes: expected 0, got {params.temperature}; use 'block' or 'token'"

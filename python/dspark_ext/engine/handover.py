@@ -12,13 +12,12 @@ as all classes of this package do.
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .request import Request, TokenLogprobs
 from .request_state import HandoverError, RequestState
 from .sampling_params import SamplingParams
 
@@ -50,7 +49,8 @@ def export_request(
                   the other side computes again from the tokens. Small, for a slow network.
 
     The state's `request` has `params`, `seed`, `prompt_length`, `limit`, `num_cached`,
-    `speculative`, `priority` and `accepted`, a text of 0 and 1 by emitted token.
+    `speculative`, `priority`, by emitted token `accepted`, a text of 0 and 1, and `logprobs`, pairs
+    of its own and [token, value] of the most probable ones, or null.
 
     Raises ValueError for a request that has no cache slot: it waits, or is finished.
     """
@@ -65,7 +65,7 @@ def export_request(
         parts = _parts(engine) if target_cache else {}
         return RequestState(
             {
-                "params": json.loads(json.dumps(dataclasses.asdict(request.params))),
+                "params": request.params.to_dict(),
                 "seed": request.seed,
                 "prompt_length": request.prompt_length,
                 "limit": request.limit,
@@ -73,6 +73,7 @@ def export_request(
                 "speculative": request.speculative,
                 "priority": request.priority,
                 "accepted": "".join("01"[each] for each in request.accepted),
+                "logprobs": _plain_logprobs(request),
             },
             {name: dict(part.identity) for name, part in _identified(engine).items()},
             torch.tensor(request.token_ids, dtype=torch.int64),
@@ -116,8 +117,13 @@ def import_request(engine: DSparkEngine, state: RequestState) -> RequestHandle:
     request.limit = min(request.limit, fields["limit"])
     request.token_ids = token_ids
     request.accepted = [each == "1" for each in fields["accepted"]]
+    request.logprobs = [
+        TokenLogprobs(value, tuple(map(tuple, top))) for value, top in fields["logprobs"] or ()
+    ]
     if request.text is not None:
-        request.text.push(emitted)
+        early = max(0, min(len(emitted), request.params.min_new_tokens - 1))
+        request.text.push(emitted[:early], watch=False)
+        request.text.push(emitted[early:])
 
     def restore(slot: int) -> None:
         for name, part in parts.items():
@@ -185,7 +191,30 @@ def _checked_fields(state: RequestState, engine: DSparkEngine) -> dict[str, Any]
         fields["params"] = SamplingParams.from_dict(_tuples(fields["params"]))
     except (TypeError, ValueError) as error:
         raise HandoverError(f"dspark_ext.engine.handover: params: {error}") from None
+    found, fits = fields.get("logprobs", ()), False
+    if fields["params"].logprobs is None:
+        require("logprobs", "null", found is None)
+    else:
+        if isinstance(found, list) and len(found) == emitted:
+            fits = all(map(_is_logprobs, found))
+        require("logprobs", f"{emitted} pairs of a number and a list of [token, number]", fits)
     return fields
+
+
+def _plain_logprobs(request: Request) -> list | None:
+    if request.params.logprobs is None:
+        return None
+    return [[each.logprob, list(map(list, each.top))] for each in request.logprobs]
+
+
+def _is_logprobs(value: Any) -> bool:
+    """[number, [[token, number], ...]]"""
+
+    def is_pair(pair, first: type, second: type) -> bool:
+        fits = isinstance(pair, list) and len(pair) == 2
+        return fits and isinstance(pair[0], first) and isinstance(pair[1], second)
+
+    return is_pair(value, float, list) and all(is_pair(each, int, float) for each in value[1])
 
 
 def _tuples(values: dict[str, Any]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from .cache import CacheRows, KVCache, PagedKVCache
 from .identity import fingerprint
 from .packing import PackedMatrix, pack
 from .paging import make_pool
+from .rope import check_rope
 from .target import TargetBatch, TargetOutput
 
 SUPPORTED_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
@@ -40,8 +41,8 @@ class HuggingFaceTarget:
 
     Row-invariant: the bits of a row do not depend on the rows beside it.
 
-    Raises ValueError for another model type, another activation, a model that is not on a CPU, or a
-    tap that is no layer.
+    Raises ValueError for another model type, another activation, a model that is not on a CPU, a
+    tap that is no layer, or a RoPE whose frequencies change within `max_len`.
     """
 
     row_invariant = True
@@ -59,6 +60,7 @@ class HuggingFaceTarget:
     ) -> None:
         config = model.config
         _check_supported(config, taps)
+        check_rope(type(self).__name__, model, config, max_len)
         _check_device(model)
         base = model.model
         self.hidden_size = config.hidden_size

@@ -1,7 +1,8 @@
 """One request on its way through the engine."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import operator
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
@@ -10,6 +11,7 @@ from .sampling_params import SamplingParams
 from .text import TextStream
 
 Prompt = str | Sequence[int] | torch.Tensor
+_INT32_MAX = 2**31 - 1
 
 
 @dataclasses.dataclass(eq=False)
@@ -140,7 +142,7 @@ class SamplingTensors:
         self.seeds = column([request.seed for request in requests], torch.int64)
         # A filter that nobody uses is left out.
         self.filters = {
-            name: column([getattr(each, name) for each in params], dtype)
+            name: column([min(getattr(each, name), _INT32_MAX) for each in params], dtype)
             for name, off, dtype in (
                 ("top_k", 0, torch.int32),
                 ("top_p", 1, torch.float32),
@@ -172,9 +174,16 @@ def make_request(
     priority: int = 0,
 ) -> Request:
     """Tokenise and check. ValueError names the prompt and what is wrong with it."""
+    if not isinstance(params, SamplingParams):
+        raise ValueError(
+            f"dspark_ext.engine: params {index}: expected SamplingParams, got "
+            f"{type(params).__name__}; SamplingParams.from_dict reads a mapping"
+        )
     token_ids = _token_ids(prompt, index, tokenizer)
     _check_ids(token_ids, index, "prompt", vocab_size)
     _check_ids(params.stop_token_ids, index, "stop_token_ids", vocab_size)
+    _check_ids(params.allowed_token_ids or (), index, "allowed_token_ids", vocab_size)
+    _check_ids([token for token, _ in params.logit_bias], index, "logit_bias", vocab_size)
     if not 1 <= len(token_ids) < max_len:
         raise ValueError(
             f"dspark_ext.engine: prompt {index}: expected 1 to {max_len - 1} tokens "
@@ -202,7 +211,7 @@ def make_request(
         limit=min(params.max_new_tokens, max_len - len(token_ids)),
         speculative=speculative,
         priority=priority,
-        text=None if tokenizer is None else TextStream(tokenizer.decode, params.stop),
+        text=None if tokenizer is None else TextStream(tokenizer.decode, params.stop, token_ids),
     )
 
 
@@ -223,9 +232,21 @@ def _token_ids(prompt: Prompt, index: int, tokenizer) -> list[int]:
                 f"dspark_ext.engine: prompt {index}: text needs an engine with a tokenizer"
             )
         return list(tokenizer.encode(prompt))
-    if isinstance(prompt, torch.Tensor):
+    if hasattr(prompt, "tolist"):  # a tensor or an array
         prompt = prompt.tolist()
-    return list(prompt)
+    if not isinstance(prompt, Iterable):
+        raise ValueError(
+            f"dspark_ext.engine: prompt {index}: expected a text or token ids, got {prompt!r}"
+        )
+    return [_whole(each) for each in prompt]
+
+
+def _whole(value):
+    """Integers of other libraries as Python's; anything else as it is, to be refused."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        return value
 
 
 def _check_ids(ids: Sequence[int], index: int, name: str, vocab_size: int) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import bisect
+import logging
 import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from .. import sampling
 from ..ranges import ranged
 from .request import Request
 from .stats import GenerationStats, RequestOutput, StepEvent, request_output, token_latencies
@@ -15,6 +17,13 @@ from .step import StepResult, run_step
 
 if TYPE_CHECKING:
     from .engine import DSparkEngine
+
+_FAULTS = {
+    sampling.STATUS_NAN_ROW: "NaN",
+    sampling.STATUS_EMPTY_ROW: "nothing above -inf",
+    sampling.STATUS_INVALID_REQUEST: "a parameter out of range",
+}
+_log = logging.getLogger(__name__)
 
 Listener = Callable[[Request, StepEvent | None, RequestOutput | None], None]
 
@@ -148,12 +157,27 @@ class Session:
         stats.sample_seconds += result.sample_seconds
         with self._queue_lock:  # whoever cancels from here on finds what has finished
             events = [
-                self._event(result, place)
+                self._fault(result, place) or self._event(result, place)
                 for place, request in enumerate(result.ready)
                 if request not in self._cancelled
             ]
         stats.seconds += time.perf_counter() - start
         return [event for request, event in events if self._record(request, event)]
+
+    def _fault(self, result: StepResult, place: int) -> tuple[Request, StepEvent] | None:
+        """The end of a request whose rows of the target were no distribution."""
+        request, status = result.ready[place], result.status[place]
+        found = [text for bit, text in _FAULTS.items() if status & bit]
+        if not found:
+            return None
+        request.finish_reason = "error"
+        _log.error(
+            "dspark_ext.engine: request %d ends: the target's logits behind its token %d hold %s",
+            request.index,
+            request.num_emitted,
+            ", ".join(found),
+        )
+        return request, StepEvent(request.index, [], [], [], 0, "error")
 
     def _event(self, result: StepResult, place: int) -> tuple[Request, StepEvent]:
         request, stats = result.ready[place], self.stats
@@ -186,9 +210,10 @@ class Session:
         stats = self.stats
         if request in self._cancelled:
             return False
-        request.passes.append((stats.seconds, len(event.token_ids)))
-        if len(request.passes) == 1:
-            stats.first_token_seconds.append(stats.seconds - request.submitted)
+        if event.token_ids:
+            request.passes.append((stats.seconds, len(event.token_ids)))
+            if len(request.passes) == 1:
+                stats.first_token_seconds.append(stats.seconds - request.submitted)
         output = None
         if event.finish_reason is not None:
             self._leave(request)

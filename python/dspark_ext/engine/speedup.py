@@ -62,6 +62,8 @@ def measure_speedup(
     for number in range(-1 if warmup else 0, rounds):
         order = (False, True) if number % 2 == 0 else (True, False)
         runs = {way: engine.generate(prompts, params, speculative=way) for way in order}
+        for way, run in runs.items():
+            _check_ended(run.outputs, way)
         if number < 0:
             continue
         measured.append(tuple(runs[way].stats.tokens_per_second for way in (False, True)))
@@ -82,6 +84,15 @@ def measure_speedup(
         identical=same if any(_greedy(params, len(prompts))) else None,
         lossy=engine.config.lossy,
     )
+
+
+def _check_ended(outputs, speculative: bool) -> None:
+    for index, output in enumerate(outputs):
+        if output.finish_reason == "error":
+            raise RuntimeError(
+                f"dspark_ext.engine.measure_speedup: prompt {index}: ended with an error "
+                f"(speculative={speculative}), so there is nothing to compare"
+            )
 
 
 def _greedy(params, count: int) -> list[bool]:

@@ -28,7 +28,8 @@ class StepEvent:
     confidences    conditional confidences of the drafts that were verified
     num_accepted   how many of these the verification accepted (a stop or a limit may have cut the
                    emitted tokens shorter)
-    finish_reason  None, "stop" or "length"
+    finish_reason  None, "stop", "length" or "error": the target's logits were no distribution (NaN,
+                   all -inf); such an event has no tokens
     text           what was added to the request's text: whole characters, and nothing that may
                    still turn out to begin a stop string. Empty without a tokenizer
     logprobs       per token, None unless asked for
@@ -109,7 +110,8 @@ class RequestOutput:
 
     token_ids, accepted  emitted tokens and which of them were accepted drafts
     text                 decoded, up to the stop string if one ended it; None without a tokenizer
-    finish_reason        "stop", "length", "cancelled" or "error" (its pass failed)
+    finish_reason        "stop", "length", "cancelled" or "error" (its pass failed, or its logits
+                         were no distribution)
     passes               target passes that verified for it
     seconds              time of the engine from the start of the call to its last token; what the
                          taker of a stream does between events does not count

@@ -11,6 +11,7 @@ import torch
 from .. import sampling, verify
 from ..ranges import range as profiled
 from ..ranges import ranged
+from . import logit_rules
 from .drafter import DraftBatch
 from .drafting import Proposal, nothing, propose
 from .planning import plan
@@ -26,6 +27,7 @@ class StepResult:
     """What a pass did, on the host. Lists are by request of `ready`.
 
     token_ids, num_emitted, num_verified, confidences, logprobs
+    status           bits of `sampling.STATUS_*`
     made             drafts that were made
     prefill_rows     prompt tokens in the pass
     draft_seconds, target_seconds, sample_seconds
@@ -34,6 +36,7 @@ class StepResult:
     ready: list[Request]
     token_ids: list[list[int]]
     num_verified: list[int]
+    status: list[int]
     confidences: list[list[float]]
     logprobs: list[list[TokenLogprobs] | None]
     made: list[int]
@@ -86,21 +89,21 @@ def run_step(engine: DSparkEngine, running: list[Request]) -> StepResult:
         output = engine.run_target(target_batch)
     verified = time.perf_counter()
 
-    logits = _mask_stop_tokens(output.logits, ready, packed, device)
+    logits = logit_rules.apply(output.logits, ready, packed, draft.token_ids)
     with profiled("dspark.rejection"):
         result = sampling.rejection_sample(
             logits,
             draft.token_ids,
             draft.logits,
             query_start_loc=chosen.query_start_loc,
-            method=engine.config.rejection_sample_method,
+            method=_method(engine, ready),
             positions=seq_lens + 1,
             draft_statistics=draft.statistics,
             synthetic_acceptance_rates=engine.synthetic_rates(draft.token_ids.shape[1]),
             **law.arguments(),
         )
     logprobs = _logprobs(logits, ready, law, chosen, result)
-    token_ids, num_verified, confidences = _read(result, chosen, draft.confidence)
+    token_ids, num_verified, status, confidences = _read(result, chosen, draft.confidence)
     sampled = time.perf_counter()
 
     _append(engine, ready, target_batch, output.features, rows, num_verified, token_ids, owners)
@@ -112,6 +115,7 @@ def run_step(engine: DSparkEngine, running: list[Request]) -> StepResult:
         ready,
         token_ids,
         num_verified,
+        status,
         confidences,
         logprobs,
         proposal.made,
@@ -196,24 +200,6 @@ def _bounds(engine, ready, made: list[int], room: list[int]) -> Bounds:
     return Bounds(length, engine.most_drafts + 1)
 
 
-def _mask_stop_tokens(logits, ready, packed, device) -> torch.Tensor:
-    """Stop tokens get -inf in rows that decide one of the first `min_new_tokens` tokens."""
-    if not any(each.masked_left and each.params.stop_token_ids for each in ready):
-        return logits
-    stops = [each.params.stop_token_ids if each.masked_left else () for each in ready]
-    left = torch.tensor([each.masked_left for each in ready], device=device)
-    owner = packed.request_ids.long()
-    place = torch.arange(len(owner), device=device) - packed.query_start_loc.long()[owner]
-    masked = place < left[owner]
-    for row, ids in enumerate(stops):
-        if ids:
-            columns = torch.tensor(ids, dtype=torch.int64, device=device)
-            rows = (masked & (owner == row))[:, None]
-            values = logits[:, columns]
-            logits[:, columns] = torch.where(rows, -torch.inf, values)
-    return logits
-
-
 def _logprobs(logits, ready, law, chosen, result) -> list[list[TokenLogprobs] | None]:
     """Of the requests that asked for them: under the filtered law of the row that decided."""
     found: list[list[TokenLogprobs] | None] = [None] * len(ready)
@@ -250,22 +236,32 @@ def _logprobs(logits, ready, law, chosen, result) -> list[list[TokenLogprobs] | 
 
 
 @ranged("dspark.read")
-def _read(result, chosen, confidence) -> tuple[list[list[int]], list[int], list[list[float]]]:
-    """Emitted tokens, verify lengths and confidences, in one copy to the host."""
+def _read(result, chosen, confidence) -> tuple[list[list[int]], list[int], list[int], list]:
+    """Emitted tokens, verify lengths, status and confidences, in one copy to the host."""
     packed = torch.cat(
         [
             result.num_emitted[:, None],
             chosen.verify_lens[:, None],
+            result.status[:, None],
             result.token_ids,
             confidence.double(),  # makes all of it float64, in which ids are exact
         ],
         1,
     ).tolist()
-    width = result.token_ids.shape[1]
-    tokens = [[int(each) for each in row[2 : 2 + int(row[0])]] for row in packed]
-    verified = [int(row[1]) for row in packed]
-    confidences = [row[2 + width : 2 + width + count] for row, count in zip(packed, verified)]
-    return tokens, verified, confidences
+    first, width = 3, result.token_ids.shape[1]
+    tokens = [[int(each) for each in row[first : first + int(row[0])]] for row in packed]
+    verified, status = ([int(row[column]) for row in packed] for column in (1, 2))
+    first += width
+    confidences = [row[first : first + count] for row, count in zip(packed, verified)]
+    return tokens, verified, status, confidences
+
+
+def _method(engine, ready: list[Request]) -> str:
+    """The rule. Argmaxes are not for sampled requests, which under "greedy" have no drafts: all
+    rules draw those from the law, and are one at temperature 0."""
+    method = engine.config.rejection_sample_method
+    sampled = method == "greedy" and any(each.params.temperature for each in ready)
+    return "block" if sampled else method
 
 
 @ranged("dspark.commit")

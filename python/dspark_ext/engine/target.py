@@ -14,6 +14,14 @@ class UnsupportedModelError(ValueError):
     """A model that an adapter cannot serve; the message says why."""
 
 
+def unsupported(owner: str, model, reason: str) -> UnsupportedModelError:
+    """What target `owner` says of `model`."""
+    return UnsupportedModelError(
+        f"dspark_ext.engine.{owner}: cannot serve {type(model).__name__} "
+        f"(model type {model.config.model_type!r}): {reason}"
+    )
+
+
 class Bounds(NamedTuple):
     """What the host knows of the rows of a pass without reading them.
 
