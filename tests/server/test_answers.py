@@ -127,12 +127,46 @@ def test_log_probabilities(server, alone):
         assert sum(math.exp(each["logprob"]) for each in entry["top_logprobs"]) <= 1 + 1e-5
 
 
+def test_names_of_tokens_that_are_no_text(server):
+    """Of those that are named alike the most probable one is shown; their bytes are not made up."""
+    parts = [0xC3, 0xE2]
+    body = {"temperature": 1, "max_tokens": 3, "allowed_token_ids": parts, "seed": 1}
+    _, answer = server.post("/v1/completions", {**body, "prompt": "a", "logprobs": 2})
+    found = answer["choices"][0]["logprobs"]
+    assert found["tokens"] == ["\ufffd"] * 3
+    for tops in found["top_logprobs"]:
+        assert list(tops) == ["\ufffd"] and math.log(0.5) <= tops["\ufffd"] <= 0
+    chat = {"messages": [{"role": "user", "content": "a"}], "logprobs": True, "top_logprobs": 2}
+    _, answer = server.post("/v1/chat/completions", {**body, **chat})
+    for entry in answer["choices"][0]["logprobs"]["content"]:
+        assert [entry["bytes"], *(each["bytes"] for each in entry["top_logprobs"])] == [None] * 3
+
+
+def test_rules_of_a_request_reach_the_engine(server, alone):
+    rules = {"presence_penalty": 0.5, "frequency_penalty": 0.7, "repetition_penalty": 1.2}
+    lists = {"allowed_token_ids": [*range(97, 123), 32], "logit_bias": {101: -3.0, 32: 2.5}}
+    expected = alone(PROMPT, seed=4, max_new_tokens=20, **rules, **lists)
+    body = {"prompt": PROMPT, "seed": 4, "max_tokens": 20, **rules, **lists}
+    _, answer = server.post("/v1/completions", body)
+    assert answer["choices"][0]["text"] == expected.text
+    _, bare = server.post("/v1/completions", {"prompt": PROMPT, "seed": 4, "max_tokens": 20})
+    assert bare["choices"][0]["text"] != expected.text
+
+
 def test_end_tokens_end_an_answer(start, alone):
     whole = alone(PROMPT, temperature=0.0, max_new_tokens=40).token_ids
     end = whole[12]
     with start(stop_ids=(end,)) as server:
         body = {"prompt": PROMPT, "max_tokens": 40, "temperature": 0}
         _, answer = server.post("/v1/completions", body)
+        other = next(token for token in whole if whole.index(token) > whole.index(end))
+        for changes, last in (
+            ({"ignore_eos": True}, 39),
+            ({"ignore_eos": True, "stop_token_ids": [other]}, whole.index(other)),
+            ({"stop_token_ids": [whole[2]]}, whole.index(whole[2])),
+        ):
+            _, changed = server.post("/v1/completions", {**body, **changes})
+            assert changed["usage"]["completion_tokens"] == last + 1
     assert answer["choices"][0]["finish_reason"] == "stop"
     assert answer["usage"]["completion_tokens"] == whole.index(end) + 1
 

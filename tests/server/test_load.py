@@ -2,9 +2,11 @@
 
 import asyncio
 import json
+import math
 import os
 import random
 import threading
+import types
 
 import pytest
 from http_clients import wait_until
@@ -171,6 +173,38 @@ def test_a_failing_pass_ends_its_requests_and_not_the_server(start, make_engine)
         engine.target.forward = target_forward
         assert server.post("/v1/completions", LONG)[0] == 200
         assert idle(server)
+
+
+def test_a_request_without_a_distribution_ends_alone(start, make_engine):
+    engine = make_engine()
+    target_forward = engine.target.forward
+    with start(engine) as server:
+
+        def broken(batch):
+            output = target_forward(batch)
+            rows = batch.slots[batch.logit_rows] == 0
+            output.logits[rows & (batch.positions[batch.logit_rows] > 40)] = math.nan
+            return output
+
+        engine.target.forward = broken
+        status, answer = server.post("/v1/completions", LONG)
+        assert status == 500 and answer["error"]["code"] == "engine_error"
+        assert server.post("/v1/completions", {**LONG, "max_tokens": 2})[0] == 200
+        assert idle(server)
+
+
+def test_a_finished_request_is_not_taken_for_a_failed_one(start, make_engine):
+    """Its last events are on their way while another's pass fails."""
+    with start(make_engine()) as server:
+        thread = server.service.thread
+
+        class Finished:
+            id, output = -1, types.SimpleNamespace(finish_reason="length")
+
+        job = types.SimpleNamespace(handle=Finished, end=pytest.fail)
+        thread._jobs[-1] = job
+        thread._end_failed("error")
+        assert thread._jobs.pop(-1) is job
 
 
 def test_a_request_that_never_fits_does_not_block_the_others(start, pair):

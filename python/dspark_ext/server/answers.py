@@ -124,16 +124,23 @@ class Answer:
         return {
             "tokens": names,
             "token_logprobs": [_finite(each.logprob) for each in logprobs],
-            "top_logprobs": [
-                {self._decode([token]): _finite(value) for token, value in each.top}
-                for each in logprobs
-            ],
+            "top_logprobs": [self._by_name(each.top) for each in logprobs],
             "text_offset": offsets,
         }
 
+    def _by_name(self, top) -> dict[str, float]:
+        """Of tokens of one name (parts of characters, say) the most probable."""
+        found: dict[str, float] = {}
+        for token, value in top:
+            found.setdefault(self._decode([token]), _finite(value))
+        return found
+
     @staticmethod
     def _entry(name: str, logprob: float) -> dict:
-        return {"token": name, "logprob": _finite(logprob), "bytes": list(name.encode())}
+        """A part of a character has no text, and its bytes are not known."""
+        known = "\N{REPLACEMENT CHARACTER}" not in name
+        data = list(name.encode()) if known else None
+        return {"token": name, "logprob": _finite(logprob), "bytes": data}
 
 
 def _finite(value: float) -> float:

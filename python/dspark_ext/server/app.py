@@ -16,12 +16,12 @@ from starlette.routing import Route
 
 from .answers import Answer, Choice
 from .engine_thread import BusyError, EngineThread, Job, merge
-from .errors import ApiError
+from .errors import ApiError, invalid
 from .fields import parse_body
 from .incoming import authorise, read_body
 from .limits import ServerLimits
 from .metrics import CONTENT_TYPE, ServerMetrics
-from .protocol import Ask, read_chat, read_completion
+from .protocol import ENGINE_NAMES, Ask, read_chat, read_completion
 from .stream import Events, watch_for_disconnect
 
 PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/models", "/health", "/metrics")
@@ -30,7 +30,8 @@ _LONG_PROMPT = 10_000  # characters from which a text is tokenised beside the ev
 
 @dataclasses.dataclass
 class Model:
-    """What is served. `engine` has a tokenizer, which `tokenizer` is too: of encode and decode.
+    """What is served. `engine` has a tokenizer, which `tokenizer` is too: of encode and decode, and
+    it may have `encode_text`, for prompts that are no chat's.
     `chat` turns messages into a text, None without a chat template; `stop_ids` end an answer."""
 
     engine: object
@@ -108,7 +109,9 @@ class Service:
     # -- answering
 
     async def _answer(self, request: Request, ask: Ask) -> Response:
-        prompts = [await self._encode(prompt) for prompt in ask.prompts]
+        prompts = [await self._encode(prompt, ask) for prompt in ask.prompts]
+        if ask.messages is None:
+            self._check_prompts(prompts)
         work = [
             (prompt, self._params(ask, choice, prompt))
             for prompt in prompts
@@ -191,7 +194,7 @@ class Service:
             metrics.ended.labels(event.finish_reason).inc()
 
     def _submit(self, work) -> list[Job]:
-        if self.closing:
+        if self.closing or not self.thread.alive:
             raise ApiError(503, "the server is shutting down", code="shutdown")
         try:
             return self.thread.submit(work)
@@ -203,7 +206,9 @@ class Service:
                 code="too_many_requests",
             ) from None
         except ValueError as error:
-            raise ApiError(400, _reason(error), "prompt", "invalid_value") from None
+            name, _, reason = _reason(error).partition(" ")
+            reason = reason.partition(": ")[2]  # the number is the engine's
+            raise invalid(name, reason) from None
 
     def _params(self, ask: Ask, choice: int, prompt: list[int]):
         max_len = self.model.engine.target.max_len
@@ -221,13 +226,28 @@ class Service:
             return ask.sampling_params(choice, self.model.stop_ids, room)
         except ValueError as error:
             reason = _reason(error)
+            for name, ours in ENGINE_NAMES.items():
+                reason = reason.replace(ours, name)
             name = reason.partition(":")[0]
             raise ApiError(400, reason, name, "invalid_value") from None
 
-    async def _encode(self, prompt) -> list[int]:
+    def _check_prompts(self, prompts: list[list[int]]) -> None:
+        size = self.model.engine.target.vocab_size
+        for index, ids in enumerate(prompts):
+            name = f"prompt[{index}]" if len(prompts) > 1 else "prompt"
+            if not ids:
+                raise invalid("prompt", "expected at least one token", shown_as=name)
+            outside = next((token for token in ids if not 0 <= token < size), None)
+            if outside is not None:
+                message = f"expected token ids in [0, {size}), got {outside}"
+                raise invalid("prompt", message, shown_as=name)
+
+    async def _encode(self, prompt, ask: Ask) -> list[int]:
         if not isinstance(prompt, str):
             return prompt
         encode = self.model.tokenizer.encode
+        if ask.messages is None:  # a template has the BOS token, where there is one
+            encode = getattr(self.model.tokenizer, "encode_text", encode)
         if len(prompt) > _LONG_PROMPT:
             return await asyncio.to_thread(encode, prompt)
         return encode(prompt)

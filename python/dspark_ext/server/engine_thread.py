@@ -130,7 +130,7 @@ class EngineThread:
         last = 0.0
         while not self._stopping:
             if not self.engine.has_work:
-                self._on_pause()
+                self._pause()
                 self._work.wait()
                 self._work.clear()
                 continue
@@ -150,7 +150,13 @@ class EngineThread:
                 time.sleep(IDLE_SECONDS)
             if time.monotonic() - last > HOOK_SECONDS:
                 last = time.monotonic()
-                self._on_pause()
+                self._pause()
+
+    def _pause(self) -> None:
+        try:
+            self._on_pause()
+        except Exception:  # the engine can do without
+            logger.exception("the hook between passes failed")
 
     def _tell(self, function, *arguments) -> None:
         try:
@@ -161,14 +167,19 @@ class EngineThread:
     def _deliver(self, events: list[StepEvent]) -> None:
         for event in events:
             job = self._jobs.get(event.request)
-            if job is not None:
+            if job is None:
+                continue
+            if event.finish_reason is not None:
+                del self._jobs[event.request]
+            if event.finish_reason == "error":
+                job.end("error")
+            else:
                 job.deliver(event)
-                if event.finish_reason is not None:
-                    del self._jobs[event.request]
 
     def _end_failed(self, reason: str) -> None:
         for number, job in list(self._jobs.items()):
-            if job.handle.output is not None:
+            # Others may be finished already, with events that are still on their way.
+            if job.handle.output is not None and job.handle.output.finish_reason == "error":
                 del self._jobs[number]
                 job.end(reason)
 

@@ -49,5 +49,7 @@ class ApiError(Exception):
         return JSONResponse(self.body(), self.status, headers)
 
 
-def invalid(param: str, message: str, code: str = "invalid_value") -> ApiError:
-    return ApiError(400, f"{param}: {message}", param, code)
+def invalid(
+    param: str, message: str, code: str = "invalid_value", shown_as: str | None = None
+) -> ApiError:
+    return ApiError(400, f"{shown_as or param}: {message}", param, code)

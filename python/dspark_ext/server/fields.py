@@ -49,12 +49,12 @@ class Fields:
             return default
         fits = isinstance(value, int | float if kind is float else kind)
         if not fits or (kind is not bool and isinstance(value, bool)):
-            raise invalid(name, f"expected {_NAMES[kind]}, got {_shown(value)}", "invalid_type")
+            raise invalid(name, f"expected {_NAMES[kind]}, got {shown(value)}", "invalid_type")
         if kind is float:
             value = _as_float(name, value)
         if (lowest is not None and value < lowest) or (highest is not None and value > highest):
             bounds = f"at least {lowest}" if highest is None else f"{lowest} to {highest}"
-            raise invalid(name, f"expected {bounds}, got {_shown(value)}")
+            raise invalid(name, f"expected {bounds}, got {shown(value)}")
         return value
 
     def take_any(self, name: str):
@@ -66,7 +66,7 @@ class Fields:
         """A field that only its neutral values may be given for."""
         value = self.take_any(name)
         if value is not None and value not in neutral:
-            raise invalid(name, f"{why}, got {_shown(value)}", "unsupported_value")
+            raise invalid(name, f"{why}, got {shown(value)}", "unsupported_value")
 
     def ignore(self, *names: str) -> None:
         """Fields that say nothing about the answer."""
@@ -90,7 +90,7 @@ def _as_float(name: str, value) -> float:
     return number
 
 
-def _shown(value) -> str:
+def shown(value) -> str:
     try:
         text = json.dumps(value, ensure_ascii=False)
     except RecursionError:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import Any
 
 from ..engine import SamplingParams
 from .errors import ApiError, invalid
-from .fields import Fields
+from .fields import Fields, shown
 from .limits import ServerLimits
 
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default
+ENGINE_NAMES = {"min_tokens": "min_new_tokens", "max_tokens": "max_new_tokens"}
 _ROLES = ("system", "developer", "user", "assistant")
 
 
@@ -33,7 +35,9 @@ class Ask:
 
     def sampling_params(self, choice: int, stop_ids: tuple[int, ...], room: int) -> SamplingParams:
         """ValueError names the parameter."""
-        values = {**self.params, "stop_token_ids": stop_ids}
+        values = {**self.params}
+        ends = () if values.pop("ignore_eos") else stop_ids
+        values["stop_token_ids"] = (*ends, *values["stop_token_ids"])
         values["max_new_tokens"] = values["max_new_tokens"] or room
         if values["seed"] is not None:
             values["seed"] = (values["seed"] + choice + 2**63) % 2**64 - 2**63
@@ -90,10 +94,6 @@ def _finish(fields: Fields, limits: ServerLimits, prompts, messages, params) -> 
 
 
 def _params(fields: Fields, limits: ServerLimits) -> dict[str, Any]:
-    for name in ("presence_penalty", "frequency_penalty"):
-        fields.refuse(name, 0, why="penalties are not supported, expected 0")
-    fields.refuse("repetition_penalty", 1, why="penalties are not supported, expected 1")
-    fields.refuse("logit_bias", {}, why="biases are not supported")
     return {
         "temperature": fields.take("temperature", float, 1.0, 0, 100),
         "top_p": fields.take("top_p", float, 1.0),
@@ -102,7 +102,40 @@ def _params(fields: Fields, limits: ServerLimits) -> dict[str, Any]:
         "seed": fields.take("seed", int, None, -(2**63), 2**63 - 1),
         "min_new_tokens": fields.take("min_tokens", int, 0, 0, 2**31 - 1),
         "stop": _stop(fields.take_any("stop"), limits),
+        "stop_token_ids": _ids("stop_token_ids", fields.take_any("stop_token_ids")) or (),
+        "ignore_eos": fields.take("ignore_eos", bool, False),
+        "allowed_token_ids": _ids("allowed_token_ids", fields.take_any("allowed_token_ids")),
+        "logit_bias": _bias(fields.take_any("logit_bias")),
+        "presence_penalty": fields.take("presence_penalty", float, 0.0, -2, 2),
+        "frequency_penalty": fields.take("frequency_penalty", float, 0.0, -2, 2),
+        "repetition_penalty": fields.take("repetition_penalty", float, 1.0),
     }
+
+
+def _bias(value) -> tuple[tuple[int, float], ...]:
+    """{"token id": -100 .. 100}"""
+    if value is None:
+        return ()
+    if not isinstance(value, dict):
+        raise invalid("logit_bias", "expected an object of token ids and numbers", "invalid_type")
+    pairs = []
+    for token, bias in value.items():
+        where = f"logit_bias.{token[:100]}"
+        if not re.fullmatch("[0-9]{1,18}", token):
+            raise invalid(where, "expected a token id as the name")
+        fits = isinstance(bias, int | float) and not isinstance(bias, bool)
+        if not fits or not -100 <= bias <= 100:
+            raise invalid(where, f"expected a number from -100 to 100, got {shown(bias)}")
+        pairs.append((int(token), float(bias)))
+    return tuple(pairs)
+
+
+def _ids(name: str, value) -> tuple[int, ...] | None:
+    if value is None:
+        return None
+    if not _is_ids(value) and value != []:
+        raise invalid(name, "expected a list of token ids", "invalid_type")
+    return tuple(value)
 
 
 def _check_model(fields: Fields, models: tuple[str, ...]) -> None:
