@@ -9,6 +9,12 @@ WRONG = {
     "unknown command": (["generat"], "invalid choice: 'generat'"),
     "no number": (["generate", "--top-k", "many"], "--top-k"),
     "not positive": (["generate", "--max-requests", "0"], "--max-requests: invalid whole number"),
+    "threads": (
+        ["generate", "hi", "--threads", "100000"],
+        "--threads: invalid whole number from 1",
+    ),
+    "bytes": (["generate", "fine", "\udcff\udcfe"], "PROMPT 2: expected UTF-8 text, got '\\udcff'"),
+    "bytes of a message": (["chat", "--system", "a\udcff"], "--system: expected UTF-8 text"),
     "temperature": (["generate", "hi", "--temperature", "-1"], "temperature: expected a number"),
     "top_p": (["generate", "hi", "--top-p", "1.5"], "top_p: expected a number in (0, 1]"),
     "no target": (["generate", "hi", "--target", "nowhere"], "--target: nowhere: expected"),
@@ -44,6 +50,7 @@ BAD_LINES = {
     '{"messages": [{"role": "user"}]}': "line 2: messages: expected a list",
     '{"prompt": "a", "messages": []}': "line 2: expected a string or an object",
     "[" * 100_000: "line 2: ",
+    '{"messages": [{"role": "user", "content": "\\ud800"}]}': "PROMPT 2: expected UTF-8 text",
 }
 
 

@@ -1,12 +1,16 @@
 """dspark-ext generate: prompts from everywhere, answers in every form, the numbers that go with
 them."""
 
+import io
 import json
+import sys
 
 import pytest
 
 from dspark_ext import ranges
+from dspark_ext.cli import screen
 from dspark_ext.demo import tiny
+from dspark_ext.engine import HuggingFaceTarget
 
 PROMPT = tiny.PROMPTS[0]
 
@@ -36,12 +40,64 @@ def test_prompts_of_arguments_files_and_stdin(command, tiny_pair_arguments, tmp_
     answers = lines_of(out)
     assert status == 0
     assert [answer["prompt"] for answer in answers] == [
-        *("first", "from a pipe of two lines", "import os", "import sys"),
-        *("class A", "def f", "2 token ids", "hello"),
+        *("first", "from a pipe\nof two lines", "import os", "import sys"),
+        *("class A", "def f", [100, 101], [{"role": "user", "content": "hello"}]),
     ]
     assert [len(answer["token_ids"]) for answer in answers] == [6, 6, 6, 6, 6, 3, 6, 6]
     for answer in answers:
         assert answer["text"] == tiny.decode(answer["token_ids"])
+
+
+def test_a_line_ends_where_a_file_has_one(command, tiny_pair_arguments, tmp_path, lines_of):
+    """Not at other characters of Unicode that end lines; a byte order mark is no text."""
+    text, lines = tmp_path / "prompts.txt", tmp_path / "prompts.jsonl"
+    text.write_bytes("\ufeffone\x0c two\u2028 three\r\nfour\x85\n".encode())
+    lines.write_text("\ufeff" + json.dumps("five\u2028\x85", ensure_ascii=False) + "\n", "utf-8")
+    status, out, error = command(
+        *("generate", "--file", text, "--file", lines, "--json", "-", *tiny_pair_arguments),
+        *("--max-new-tokens", 2),
+        stdin="\ufeffsix",
+    )
+    assert status == 0, error
+    assert [json.loads(line)["prompt"] for line in out.split("\n") if line] == [
+        *("six", "one\x0c two\u2028 three", "four\x85", "five\u2028\x85"),
+    ]
+
+
+def test_answers_are_written_as_they_are(capsys):
+    """Tabs are tabs, and what looks like markup or the name of an emoji is text."""
+    text = "a\tb\n\t[bold]x[/]\n:smile: \r\n" + 300 * "word "
+    for style in ("", "green"):
+        screen.write(screen.consoles()[0], text, style)
+        assert capsys.readouterr().out.encode() == text.encode()
+
+
+def test_an_answer_that_fails_is_a_finding(command, tiny_pair_arguments, monkeypatch):
+    whole = HuggingFaceTarget.forward
+
+    def broken(self, batch):
+        output = whole(self, batch)
+        output.logits.fill_(float("nan"))
+        return output
+
+    monkeypatch.setattr(HuggingFaceTarget, "forward", broken)
+    for words in (("one",), ("one", "two", "--json")):
+        status, _, error = command("generate", *words, "--compare", *tiny_pair_arguments)
+        assert status == 1 and "answers ended with an error" in error
+
+
+@pytest.mark.parametrize("more", [["--json"], []])
+def test_a_locale_that_cannot_write_an_answer(command, tiny_pair_arguments, monkeypatch, more):
+    written = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", written)
+    words = ["generate", "é €", "é", "--max-new-tokens", 2, *more]
+    assert command(*words, *tiny_pair_arguments)[0] == 0
+    written.flush()
+    text = written.buffer.getvalue().decode("ascii")
+    if more:
+        assert json.loads(text.splitlines()[0])["prompt"] == "é €"
+    else:
+        assert r"\u20ac" in text
 
 
 def test_the_chat_template_is_used_unless_raw(command, tiny_pair_arguments, lines_of):

@@ -11,6 +11,8 @@ import sys
 
 import pytest
 
+from dspark_ext.cli.tokenizer import Tokenizer
+
 
 def chat(command, arguments, *lines):
     words = ["chat", *arguments, "--temperature", 0, "--max-new-tokens", 10, "--dtype", "fp32"]
@@ -51,6 +53,23 @@ def test_old_messages_leave_a_full_context(command, tiny_pair_arguments):
     assert status == 0 and out.count("\n") >= 4
     assert "the oldest 2 messages were dropped" in log
     assert "tokens, there is room for 190" in log
+
+
+def test_a_message_that_was_refused_is_forgotten(command, tiny_pair_arguments, monkeypatch):
+    """By the template, or as it is no text; the next one stands alone."""
+    said = []
+    whole = Tokenizer._chat_prompt
+
+    def choosy(self, messages):
+        said.append([each["content"] for each in messages])
+        if messages[-1]["content"] == "bad":
+            raise ValueError("the chat template refuses the messages: bad")
+        return whole(self, messages)
+
+    monkeypatch.setattr(Tokenizer, "_chat_prompt", choosy)
+    status, _, log = chat(command, tiny_pair_arguments, "bad", "\udcff", "good")
+    assert status == 0 and "refuses the messages" in log and "message: expected UTF-8" in log
+    assert said == [["bad"], ["good"]]
 
 
 def test_chat_needs_a_template(command, make_model_directory, tiny_pair_arguments):

@@ -5,14 +5,15 @@ Commands: /help, /reset, /stats, /plain, /set NAME VALUE, /quit.
 
 import dataclasses
 
-from . import models, sampling
+from . import models, prompts, sampling
 from .errors import UserError, one_line
 
 HELP = """\
 /reset            forget the conversation
 /stats            what the last answer and the whole conversation took
 /plain            plain decoding, without drafts, from now on; again: back
-/set NAME VALUE   temperature, top_k, top_p, min_p, seed or max_new_tokens
+/set NAME VALUE   temperature, top_k, top_p, min_p, seed, max_new_tokens, presence_penalty,
+                  frequency_penalty or repetition_penalty
 /quit             end (as does end of input)"""
 
 
@@ -26,6 +27,7 @@ def run(options) -> int:
     from .screen import consoles
 
     sampling.check(options)
+    prompts.check_text("--system", options.system)
     out, log = consoles()
     served = models.load_with_status(options)
     if served.chat is None:
@@ -104,16 +106,22 @@ class Conversation:
             raise
 
     def _answer(self, text: str) -> None:
+        from .screen import write
+
+        prompts.check_text("message", text)
         self.messages.append({"role": "user", "content": text})
-        prompt = self._prompt()
+        try:
+            prompt = self._prompt()
+        except UserError:  # it was not asked
+            self.messages.pop()
+            raise
         params = sampling.read(self._options, self._served)
         stream = self._served.engine.stream([prompt], [params], speculative=not self._plain)
         pieces = []
         try:
             for event in stream:
                 pieces.append(event.text)
-                style = "green" if any(event.accepted) else ""
-                self._out.print(event.text, end="", style=style, markup=False)
+                write(self._out, event.text, "green" if any(event.accepted) else "")
         finally:
             stream.close()
             self._out.print()
@@ -138,7 +146,6 @@ class Conversation:
             if len(token_ids) <= most:
                 break
             if len(self.messages) - first < 3:
-                self.messages.pop()
                 raise UserError(
                     f"the message has {len(token_ids)} tokens, there is room for {most}"
                 )

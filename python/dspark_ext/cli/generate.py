@@ -4,6 +4,7 @@ Without prompts it answers three built-in ones with and without DSpark and shows
 """
 
 import json
+import sys
 
 from . import models, plots, prompts, sampling, tracing
 from .errors import told_of
@@ -41,9 +42,9 @@ def run(options) -> int:
     encoded = prompts.encode(asked, served, options.raw)
     labels = [prompt.label for prompt in asked]
     with tracing.recorded(options.trace, log):
-        collector, generation = _answer(options, served, (encoded, params, labels), plain, out, log)
+        collector, generation = _answer(options, served, (encoded, params, asked), plain, out, log)
     numbers = report(generation, labels) | {"models": served.facts}
-    if options.compare and not plain:
+    if options.compare and not plain and not _failed(generation):
         numbers["speedup"] = _compare(served, encoded, params, log)
     if options.report:
         with told_of("--report"), open(options.report, "w", encoding="utf-8") as file:
@@ -54,7 +55,14 @@ def run(options) -> int:
         with told_of("--plot"):
             written = plots.write(options.plot, collector)
         log.print(f"Wrote {', '.join(map(str, written))}")
-    return 0
+    failed = _failed(generation)
+    if failed:
+        log.print(f"{failed} of {len(asked)} answers ended with an error, see above.")
+    return int(failed > 0)
+
+
+def _failed(generation) -> int:
+    return sum(output.finish_reason == "error" for output in generation.outputs)
 
 
 def _headline(served, plain: bool) -> str:
@@ -71,45 +79,48 @@ def _answer(options, served, work, plain: bool, out, log):
     from .collect import Collector
     from .screen import LiveTable, work_line
 
-    encoded, params, labels = work
+    encoded, params, asked = work
     engine = served.engine
     collector = Collector(len(encoded), 0 if plain else engine.most_drafts)
     with told_of("PROMPT", ValueError):
         stream = engine.stream(encoded, params, speculative=not plain)
     if len(encoded) == 1 and not options.json:
-        _write_as_it_comes(stream, collector, served, out)
+        _write_as_it_comes(stream, collector, served, encoded[0], out)
         log.print(_summary(collector, stream))
         log.print(work_line(stream.stats))
         return collector, stream
-    table = LiveTable(log, labels, collector, stream)
+    table = LiveTable(log, [prompt.label for prompt in asked], collector, stream)
     with table.running():
         for event in stream:
             collector.add(event)
             table.update()
-    for label, output in zip(labels, stream.outputs, strict=True):
-        _print_answer(options, out, label, output)
+    for prompt, output in zip(asked, stream.outputs, strict=True):
+        _print_answer(options, out, prompt, output)
     return collector, stream
 
 
-def _write_as_it_comes(stream, collector, served, out) -> None:
+def _write_as_it_comes(stream, collector, served, prompt_ids, out) -> None:
     """Accepted drafts in green, where standard output is a terminal."""
-    from rich.text import Text
-
     from ..engine.text import TextStream
+    from .screen import write
 
-    text = TextStream(served.tokenizer.decode)
+    text = TextStream(served.tokenizer.decode, context=prompt_ids)
     for event in stream:
         collector.add(event)
         for token, accepted in zip(event.token_ids, event.accepted, strict=True):
             piece, _ = text.push([token])
-            out.print(Text(piece, "green" if accepted else ""), end="", soft_wrap=True)
-    out.print(text.finish(), markup=False)
+            write(out, piece, "green" if accepted else "")
+    write(out, text.finish() + "\n")
 
 
-def _print_answer(options, out, label, output) -> None:
+def _print_answer(options, out, prompt, output) -> None:
+    from rich.text import Text
+
+    from .screen import write
+
     if options.json:
         answer = {
-            "prompt": label,
+            "prompt": prompt.given,
             "text": output.text,
             "token_ids": output.token_ids,
             "finish_reason": output.finish_reason,
@@ -117,10 +128,11 @@ def _print_answer(options, out, label, output) -> None:
             "drafts_accepted": sum(output.accepted),
             **({"lossy": True} if output.lossy else {}),
         }
-        print(json.dumps(answer, ensure_ascii=False))
+        # Not every locale can write every character.
+        print(json.dumps(answer, ensure_ascii=sys.stdout.encoding.lower() != "utf-8"))
         return
-    out.rule(label, style="dim", align="left")
-    out.print(output.text, markup=False, soft_wrap=True)
+    out.rule(Text(prompt.label), style="dim", align="left")
+    write(out, output.text + "\n")
 
 
 def _summary(collector, stream) -> str:

@@ -39,6 +39,8 @@ def main(arguments: list[str] | None = None) -> int:
     if rest:
         options.parser.error(f"unrecognized arguments: {' '.join(rest)}")
     warnings.showwarning = _show_warning
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="backslashreplace")  # of what the locale cannot write
     try:
         return options.run(options) or 0
     except UserError as error:

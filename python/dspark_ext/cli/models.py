@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 DEMO = "demo"
 DTYPES = ("bf16", "fp32")
 PRESETS = ("low_latency", "high_throughput", "quality")
+MOST_THREADS = max(256, 2 * (os.cpu_count() or 1))
 MAX_LEN = 2048  # positions per request, where the model has more
 DRAFTING = (  # settings that say which drafts are made, not which are verified
     *("method", "model", "prompt_lookup_min", "prompt_lookup_max", "num_speculative_tokens"),
@@ -54,7 +56,7 @@ def add_arguments(parser, *, max_requests: int) -> None:
     )
     group.add_argument("--device", default="cpu", help="where the target runs (default: cpu)")
     group.add_argument(
-        "--threads", type=positive, help="threads of torch (default: what is faster)"
+        "--threads", type=thread_count, help="threads of torch (default: what is faster)"
     )
     group.add_argument(
         "--max-len", type=positive, help=f"positions per request (default: at most {MAX_LEN})"
@@ -87,6 +89,15 @@ def positive(text: str) -> int:
     return value
 
 
+def thread_count(text: str) -> int:
+    """As `positive`, and no more than the system gives a process."""
+    value = positive(text)
+    if value > MOST_THREADS:
+        raise ValueError(text)
+    return value
+
+
+thread_count.__name__ = f"whole number from 1 to {MOST_THREADS}"
 positive.__name__ = "whole number >= 1"  # what argparse calls it in its complaint
 
 

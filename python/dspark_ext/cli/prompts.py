@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -22,6 +23,11 @@ class Prompt:
     messages: list[dict] | None = None
     token_ids: list[int] | None = None
     params: dict = dataclasses.field(default_factory=dict)
+
+    @property
+    def given(self) -> str | list:
+        """As it was given."""
+        return next(x for x in (self.text, self.messages, self.token_ids) if x is not None)
 
     @property
     def label(self) -> str:
@@ -61,15 +67,27 @@ def read(options) -> list[Prompt]:
         found += _of_stdin(options.format) if word == "-" else [Prompt(text=word)]
     for path in options.file:
         with told_of("--file"):
-            source = path.read_text(encoding="utf-8")
+            source = path.read_text(encoding="utf-8-sig")
         lines = options.format == "jsonl" or (options.format == "auto" and path.suffix == ".jsonl")
         if lines:
             found += _of_lines(source, f"--file {path}")
         else:
-            found += [Prompt(text=line) for line in source.splitlines() if line.strip()]
+            found += [Prompt(text=line) for line in source.split("\n") if line.strip()]
+    for number, prompt in enumerate(found, 1):
+        check_text(f"PROMPT {number}", prompt.text, *(m["content"] for m in prompt.messages or ()))
     if not found and (options.file or options.prompts):
         raise UserError("PROMPT: nothing but empty lines was given")
     return found
+
+
+def check_text(where: str, *texts: str | None) -> None:
+    """Complain about bytes that are no UTF-8, which arguments and stdin bring as surrogates."""
+    for text in texts:
+        at = re.search("[\ud800-\udfff]", text or "")
+        if at is not None:
+            raise UserError(
+                f"{where}: expected UTF-8 text, got {at[0]!r} at character {at.start() + 1}"
+            )
 
 
 def built_in() -> list[Prompt]:
@@ -81,7 +99,7 @@ def built_in() -> list[Prompt]:
 
 def encode(prompts: list[Prompt], served, raw: bool) -> list[list[int]]:
     """Token ids; texts and messages go through the chat template, where there is one and `raw` is
-    False."""
+    False. Other texts begin with what the tokenizer begins a text with (a BOS token)."""
     encoded = []
     for index, prompt in enumerate(prompts):
         if prompt.token_ids is not None:
@@ -94,13 +112,15 @@ def encode(prompts: list[Prompt], served, raw: bool) -> list[list[int]]:
             if served.chat is None:
                 raise UserError(f"PROMPT {index + 1}: messages: the target has no chat template")
             with told_of(f"PROMPT {index + 1}", ValueError):
-                text = served.chat(messages)
-        encoded.append(served.tokenizer.encode(text))
+                encoded.append(served.tokenizer.encode(served.chat(messages)))
+        else:
+            encoded.append(served.tokenizer.encode_text(text))
     return encoded
 
 
 def _of_stdin(form: str) -> list[Prompt]:
-    source = sys.stdin.read()
+    with told_of("stdin", ValueError):
+        source = sys.stdin.read().removeprefix("\ufeff")
     if form == "jsonl":
         return _of_lines(source, "stdin")
     return [Prompt(text=source.rstrip("\n"))] if source.strip() else []
@@ -108,7 +128,7 @@ def _of_stdin(form: str) -> list[Prompt]:
 
 def _of_lines(source: str, where: str) -> list[Prompt]:
     found = []
-    for number, line in enumerate(source.splitlines(), 1):
+    for number, line in enumerate(source.split("\n"), 1):  # other line ends may stand in texts
         if line.strip():
             found.append(_of_json(line, f"{where}, line {number}"))
     return found

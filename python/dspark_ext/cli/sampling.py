@@ -9,6 +9,9 @@ FIELDS = {
     "top_k": (int, 0, "the k likeliest tokens only; 0 = off"),
     "top_p": (float, 1.0, "the likeliest tokens with this mass; 1 = off"),
     "min_p": (float, 0.0, "tokens at least so likely, relative to the likeliest; 0 = off"),
+    "presence_penalty": (float, 0.0, "off the logits of emitted tokens, once"),
+    "frequency_penalty": (float, 0.0, "off the logits of emitted tokens, each time"),
+    "repetition_penalty": (float, 1.0, "divides logits of tokens of prompt and answer; 1 = off"),
     "seed": (int, None, "the same seed gives the same tokens"),
     "max_new_tokens": (int, 128, "most tokens of an answer"),
 }

@@ -9,6 +9,7 @@ import time
 
 from rich.console import Console
 from rich.live import Live
+from rich.segment import Segment, Segments
 from rich.table import Table
 from rich.text import Text
 
@@ -27,6 +28,11 @@ def _console(stderr: bool) -> Console:
     if not console.is_terminal:
         console.width = FILE_WIDTH
     return console
+
+
+def write(console: Console, text: str, style: str = "") -> None:
+    """A text as it is. (`print` would expand tabs and read :names: as emoji.)"""
+    console.print(Segments([Segment(text, console.get_style(style))]), end="", soft_wrap=True)
 
 
 def number(value: float | None, form: str = ".2f") -> str:

@@ -69,8 +69,9 @@ def run(options) -> int:
             file=sys.stderr,
         )
     port = options.port or "PORT"
+    host = f"[{options.host}]" if ":" in options.host else options.host
     print(
-        f"Try: curl http://{options.host}:{port}/v1/chat/completions -H 'content-type: "
+        f"Try: curl http://{host}:{port}/v1/chat/completions -H 'content-type: "
         'application/json\' -d \'{"messages": [{"role": "user", "content": "Hello"}]}\'',
         file=sys.stderr,
     )

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 
 class Tokenizer:
-    """Text to tokens and back. Nothing is added and no white space cleaned up; special tokens, such
-    as those that end an answer, have no text.
+    """Text to tokens and back. No white space is cleaned up; special tokens, such as those that end
+    an answer, have no text.
 
     tokenizer   of transformers
     end_tokens  names of tokens that end an answer, beside the tokenizer's own
@@ -19,9 +19,17 @@ class Tokenizer:
         found = [tokenizer.convert_tokens_to_ids(name) for name in end_tokens]
         ids = {*found, *end_ids, tokenizer.eos_token_id} - {None}
         self.stop_ids = tuple(sorted(ids))
+        begin = [tokenizer.bos_token_id]
+        self._begin = begin if tokenizer("")["input_ids"][:1] == begin else []
         self.chat = self._chat_prompt if getattr(tokenizer, "chat_template", None) else None
 
+    def encode_text(self, text: str) -> list[int]:
+        """A text of its own: behind the BOS token, where the tokenizer puts one."""
+        token_ids = self.encode(text)
+        return token_ids if token_ids[:1] == self._begin else self._begin + token_ids
+
     def encode(self, text: str) -> list[int]:
+        """A text as it is, such as a chat template's: nothing is added."""
         return self._tokenizer(text, add_special_tokens=False)["input_ids"]
 
     def decode(self, token_ids: Sequence[int]) -> str:
