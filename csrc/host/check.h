@@ -56,6 +56,14 @@ inline std::string shape_text(const Tensor& tensor) {
     return text + "]";
 }
 
+inline std::string strides_text(const Tensor& tensor) {
+    std::string text = "[";
+    for (int64_t i = 0; i < tensor.dim(); ++i) {
+        text += (i == 0 ? "" : ", ") + std::to_string(tensor.stride(i));
+    }
+    return text + "]";
+}
+
 // "cpu", "cuda:1"; other device types by number.
 inline std::string device_text(const Tensor& tensor) {
     if (tensor.is_cpu()) return "cpu";
@@ -86,8 +94,11 @@ inline std::string shape_text(Dims dims) {
 //     rows}}).dense();
 class Arg {
   public:
+    // torch passes None for a tensor as an undefined one.
     Arg(const char* op, const char* name, const Tensor& tensor)
-        : op_(op), name_(name), tensor_(tensor) {}
+        : op_(op), name_(name), tensor_(tensor) {
+        if (!tensor.defined()) fail(op, name, "expected a tensor, got None");
+    }
 
     const Arg& on_cpu() const {
         if (!tensor_.is_cpu()) fail(op_, name_, "expected a tensor on the CPU");
@@ -125,7 +136,11 @@ class Arg {
 
     // Row-major without gaps.
     const Arg& dense() const {
-        if (!tensor_.is_contiguous()) fail(op_, name_, "expected a contiguous tensor");
+        if (!tensor_.is_contiguous()) {
+            fail(op_, name_,
+                 "expected a contiguous tensor, got strides " + strides_text(tensor_) +
+                     "; call .contiguous() first");
+        }
         return *this;
     }
 

@@ -4,6 +4,7 @@ import math
 
 import torch
 
+from ._integers import as_int64
 from .acceptance_stats import AcceptanceStats, accepted_of
 
 _MOST_WEIGHT = 1e15  # beyond it counts vanish beside the weight
@@ -63,10 +64,10 @@ class AcceptanceEstimator:
                 raise ValueError(
                     f"dspark_ext.AcceptanceEstimator: {name}: expected > 0 and <= {most:g}: {value}"
                 )
-        if lag < 1:
+        if lag < 1 or lag % 1:
             raise ValueError(
-                f"dspark_ext.AcceptanceEstimator: lag: expected >= 1, got {lag}; at 0 the lengths "
-                "of a block would depend on the block, which is not lossless"
+                f"dspark_ext.AcceptanceEstimator: lag: expected an int >= 1, got {lag}; at 0 the "
+                "lengths of a block would depend on the block, which is not lossless"
             )
         if prior.dim() > 1 or (prior.dim() == 1 and prior.shape[0] != stats.num_drafts):
             raise ValueError(
@@ -118,7 +119,7 @@ class AcceptanceEstimator:
     def confidence(self, request_ids: torch.Tensor | None = None) -> torch.Tensor:
         """float32 [B, K]: probability that x_k is accepted if x_1..x_{k-1} were.
 
-        request_ids: integers [B], slot of each request, default 0..R-1; a slot that is negative, or
+        request_ids: integers [B], slot of each request, default 0..R-1; a slot outside them, or
         whose request has no history yet, gets the average over all requests.
         """
         published, pool = self._published[-1, :-1], self._published[-1, -1]
@@ -127,8 +128,8 @@ class AcceptanceEstimator:
         if request_ids is not None:
             rows = torch.cat([rows, pool[None]])
             last = self.stats.num_requests
-            index = torch.where(request_ids < 0, last, request_ids).to(torch.int64)
-            rows = rows[index]
+            ids = as_int64("AcceptanceEstimator.confidence", "request_ids", request_ids)
+            rows = rows[torch.where((ids < 0) | (ids > last), last, ids)]
         return rows.to(torch.float32)
 
     def _now(self) -> torch.Tensor:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from . import _operators as _ops
-from ._integers import as_int32
+from ._integers import as_int32, as_int64
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,8 @@ class AcceptanceStats:
             self.epoch.add_(1)
         else:
             slots = torch.arange(self.num_requests, device=self.generation.device)
-            leaving = (slots[:, None] == request_ids.to(slots.device)).any(1)
+            ids = as_int64("AcceptanceStats.reset", "request_ids", request_ids).to(slots.device)
+            leaving = (slots[:, None] == ids).any(1)
             self.retired.add_((counters * leaving[:, None]).sum(0))
         self.generation.add_(leaving)
         for counter in (self.verified, self.reached, self.histogram):

@@ -33,6 +33,7 @@ __all__ = [
 _OBJECTIVES = ("ece", "log_loss")
 _KINDS = ("survival", "conditional")
 _MOST_BINS = 1 << 20
+_ON_HOST = {"dtype": torch.float64, "device": "cpu"}  # whatever torch's defaults are
 _EPSILON = 1e-12  # probabilities are kept this far from 0 and 1 in the log loss
 
 
@@ -111,12 +112,12 @@ def fit_sts(
         raise _error(name, f"objective: expected one of {_OBJECTIVES}, got {objective!r}")
     if not 1 <= num_bins <= _MOST_BINS:
         raise _error(name, f"num_bins: expected >= 1 and <= {_MOST_BINS}, got {num_bins}")
-    values = torch.logspace(-1, 1, 41, dtype=torch.float64) if grid is None else grid
+    values = torch.logspace(-1, 1, 41, **_ON_HOST) if grid is None else grid
     grid = sorted(float(value) for value in values)
     if not grid or not all(_SMALLEST <= value <= _LARGEST for value in grid):
         raise _error(name, f"grid: expected finite temperatures > 0, got {grid}")
     grid.sort(key=lambda value: abs(math.log(value)))  # the first of equals is the nearest to 1
-    survival = torch.ones(blocks.num_blocks, dtype=torch.float64)
+    survival = torch.ones(blocks.num_blocks, **_ON_HOST)
     temperatures, edges, empty = [], [], []
     for k in range(blocks.num_drafts):
         seen = blocks.verified[:, k]
@@ -220,7 +221,7 @@ def calibration_report(
     for k in range(blocks.num_drafts):
         row, event = predicted[seen[:, k], k], blocks.accepted[seen[:, k], k]
         count, sum_predicted, sum_observed = _bins(row, event, num_bins)
-        whole = torch.tensor(len(row))
+        whole = torch.tensor(len(row), device="cpu")
         for field, value in {
             "num_samples": whole,
             "predicted": row.mean(),
@@ -237,7 +238,7 @@ def calibration_report(
     return CalibrationReport(
         kind,
         **{
-            field: torch.stack(values) if values else torch.zeros(shapes[field])
+            field: torch.stack(values) if values else torch.zeros(shapes[field], **_ON_HOST)
             for field, values in columns.items()
         },
     )
@@ -276,9 +277,9 @@ class _Blocks:
             raise _error(name, f"{argument}: expected no NaN, got one in row {row}")
         values = values.detach().cpu()  # sums over bins have no fixed order on a GPU
         num_blocks, num_drafts = values.shape
-        position = torch.arange(num_drafts)
+        position = torch.arange(num_drafts, device="cpu")
         if verify_lens is None:
-            verify_lens = torch.full((num_blocks,), num_drafts)
+            verify_lens = torch.full((num_blocks,), num_drafts, device="cpu")
         verify_lens = _counts(name, "verify_lens", verify_lens, values, num_drafts)
         if accepted.dim() == 2:
             _check_numbers(name, accepted)

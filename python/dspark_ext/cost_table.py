@@ -5,6 +5,7 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from numbers import Integral
 from pathlib import Path
 
 import torch
@@ -102,7 +103,9 @@ class CostTable:
         )
 
     def cost(self, rows: int, num_requests: int = 0) -> float:
-        """Seconds of a pass of `rows` rows for `num_requests` requests (reads the device)."""
+        """Seconds of a pass of `rows` rows for `num_requests` requests (reads the device); both
+        at least 0."""
+        _check_count("rows", rows)
         table = self.for_batch(num_requests).tolist()
         if rows < len(table):
             return table[rows]
@@ -110,6 +113,7 @@ class CostTable:
 
     def for_batch(self, num_requests: int) -> torch.Tensor:
         """float64 [last + 2]: the table for a batch of `num_requests` requests, on the device."""
+        _check_count("num_requests", num_requests)
         if self.request_seconds is None:
             return self.seconds
         last = self.request_seconds.shape[0] - 1
@@ -225,11 +229,13 @@ def profile_cost_table(
 
 
 def _medians(name, step_fn, counts, warmup, repeats, device) -> tuple[list[int], list[float]]:
-    given, counts = list(counts), sorted(set(counts))
-    if not counts or counts[0] < 1 or repeats < 1 or warmup < 0:
+    given = counts.tolist() if hasattr(counts, "tolist") else list(counts)
+    counts = sorted(set(given)) if all(isinstance(count, Integral) for count in given) else []
+    if not counts or counts[0] < 1 or counts[-1] > forms.MOST_ROWS or repeats < 1 or warmup < 0:
         raise ValueError(
-            f"dspark_ext.profile_cost_table: expected {name} >= 1, repeats >= 1 and warmup >= 0, "
-            f"got {name}={given}, repeats={repeats}, warmup={warmup}"
+            f"dspark_ext.profile_cost_table: expected integers {name} >= 1 and at most "
+            f"{forms.MOST_ROWS}, repeats >= 1 and warmup >= 0, got {name}={given}, "
+            f"repeats={repeats}, warmup={warmup}"
         )
     for count in counts:
         for _ in range(warmup):
@@ -257,6 +263,11 @@ def _check_word(name: str, value: str) -> None:
             f"dspark_ext.CostTable: {name}: expected one of {', '.join(INTERPOLATIONS)}, "
             f"got {value!r}"
         )
+
+
+def _check_count(name: str, count: int) -> None:
+    if count < 0:
+        raise ValueError(f"dspark_ext.CostTable: {name}: expected at least 0, got {count}")
 
 
 def _raised(seconds: list[float]) -> list[float]:

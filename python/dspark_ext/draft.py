@@ -10,6 +10,7 @@ import torch
 
 from . import _operators as _ops
 from ._integers import as_int64
+from ._parameters import floats, integers
 
 __all__ = [
     "DraftOutput",
@@ -127,8 +128,8 @@ def markov_sample(
     op = "markov_sample"
     _check_dim(op, "base_logits", base_logits, ("B", "K", "V_draft"))
     _check_dim(op, "w1", w1, ("V", "r"))
-    device = base_logits.device
-    batch, num_rows, width = base_logits.shape
+    shape, device = base_logits.shape[:1], base_logits.device
+    _, num_rows, width = base_logits.shape
     if num_drafts is None:
         num_drafts = num_rows
     if vocab_size is None:
@@ -143,9 +144,9 @@ def markov_sample(
         head_weight,
         head_bias,
         method,
-        _per_request(temperature, batch, device),
-        _integer_per_request(op, "seeds", seeds, batch, device),
-        _integer_per_request(op, "positions", positions, batch, device),
+        floats(op, "temperature", temperature, shape, device),
+        integers(op, "seeds", seeds, shape, device),
+        integers(op, "positions", positions, shape, device),
         None if d2t is None else as_int64(op, "d2t", d2t),
         num_drafts,
         vocab_size,
@@ -231,7 +232,7 @@ def row_statistics(logits: torch.Tensor, temperature: torch.Tensor | float) -> R
     Source: docs/numerics.md, sections 1 to 3.
     """
     _check_dim("row_statistics", "logits", logits, ("N", "V"))
-    heat = _per_request(temperature, logits.shape[0], logits.device)
+    heat = floats("row_statistics", "temperature", temperature, logits.shape[:1], logits.device)
     statistics = _ops.row_statistics(logits, heat)
     # On a CPU the operator has refused what would become NaN; what is left is the sign of a zero.
     drawn = heat.abs() if heat.is_cpu else _drawn_temperature(heat)
@@ -267,15 +268,15 @@ def draw_shard(
     """
     op = "draw_shard"
     _check_dim(op, "logits", logits, ("N", "width"))
-    rows, device = logits.shape[0], logits.device
+    shape, device = logits.shape[:1], logits.device
     return _ops.draw_shard(
         logits,
         first_tile,
         statistics.tile_max,
         statistics.tile_sum,
         statistics.temperature,
-        _integer_per_request(op, "seeds", seeds, rows, device),
-        _integer_per_request(op, "positions", positions, rows, device),
+        integers(op, "seeds", seeds, shape, device),
+        integers(op, "positions", positions, shape, device),
         slot,
     )
 
@@ -354,25 +355,6 @@ def _check_dim(op: str, name: str, tensor: torch.Tensor, dims: tuple[str, ...]) 
         raise RuntimeError(
             f"dspark_ext.{op}: {name}: expected shape [{', '.join(dims)}], got {list(tensor.shape)}"
         )
-
-
-def _integer_per_request(op: str, name: str, value, batch: int, device) -> torch.Tensor:
-    """An int64 tensor [B]; of a number, the same for every request."""
-    if isinstance(value, torch.Tensor) and value.dim() > 0:
-        return as_int64(op, name, value)
-    if type(value) is int:  # without a copy from the host
-        return torch.full((batch,), value, dtype=torch.int64, device=device)
-    number = as_int64(op, name, torch.as_tensor(value, device=device))
-    return number.expand(batch).contiguous()
-
-
-def _per_request(value, batch: int, device: torch.device) -> torch.Tensor:
-    """A float32 tensor [B]; of a number, the same for every request."""
-    if isinstance(value, torch.Tensor) and value.dim() > 0:
-        return value if value.dtype == torch.float32 else value.to(torch.float32)
-    if isinstance(value, (int, float)):  # without a copy from the host
-        return torch.full((batch,), value, dtype=torch.float32, device=device)
-    return torch.as_tensor(value, dtype=torch.float32, device=device).expand(batch).contiguous()
 
 
 def _drawn_temperature(temperature: torch.Tensor) -> torch.Tensor:

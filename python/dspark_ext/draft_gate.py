@@ -120,6 +120,7 @@ class DraftGate:
 
     def pays(self, num_requests: int, num_other_rows: int = 0) -> bool:
         """Whether drafting is thought to pay; True as long as too little is known."""
+        _check_rows("pays", num_other_rows)
         evidence = self._about(num_requests)
         if not self._enough(evidence):
             return True

@@ -20,12 +20,11 @@ import torch
 import torch.distributed as dist
 
 from ._integers import as_int64
+from ._parameters import floats, integers
 from .draft import (
     RowStatistics,
     _check_dim,
     _drawn_temperature,
-    _integer_per_request,
-    _per_request,
     draw_shard,
     markov_logits,
     row_statistics,
@@ -203,22 +202,23 @@ class MarkovShards:
             )
         if method not in ("probabilistic", "greedy"):
             _fail("method", f"expected probabilistic or greedy, got {method}")
+        op, shape = "MarkovShards", base_logits.shape[:1]
         batch, steps = base_logits.shape[:2]
         steps = steps if num_drafts is None else num_drafts
         if not 0 <= steps <= base_logits.shape[1]:
             _fail("num_drafts", f"expected 0 to K={base_logits.shape[1]}, got {steps}")
-        _check_dim("MarkovShards", "w1", w1, ("V", "r"))
+        _check_dim(op, "w1", w1, ("V", "r"))
         device = base_logits.device
-        heat = _per_request(temperature, batch, device)
+        heat = floats(op, "temperature", temperature, shape, device)
         if method == "greedy":  # what is out of range stays so
             heat = heat.masked_fill(~_drawn_temperature(heat).isnan(), 0.0)
-        seeds = _integer_per_request("MarkovShards", "seeds", seeds, batch, device)
-        positions = _integer_per_request("MarkovShards", "positions", positions, batch, device)
+        seeds = integers(op, "seeds", seeds, shape, device)
+        positions = integers(op, "positions", positions, shape, device)
         ids = torch.empty(batch, steps, dtype=torch.int64, device=device)
         logits = base_logits.new_empty(batch, steps, self.width)
         embeds = w1.new_empty(batch, steps, w1.shape[1])
         statistics = _empty_statistics(batch, steps, self.tiles, device)
-        previous, state = as_int64("MarkovShards", "anchor", anchor), None
+        previous, state = as_int64(op, "anchor", anchor), None
         for k in range(steps if batch else 0):
             step = markov_logits(
                 base_logits[:, k],

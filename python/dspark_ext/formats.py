@@ -157,8 +157,8 @@ def quantize(
     matrices = math.prod(weight.shape[:-2])
     weights = weight.detach().reshape(matrices, rows, columns)
     width = columns // 2 if format == "mxfp4" else columns
-    codes = torch.empty(matrices, rows, width, dtype=torch.uint8)
-    scale = torch.empty(scale_shape((matrices, rows, columns), block), dtype=scale_dtype)
+    codes = torch.empty(matrices, rows, width, dtype=torch.uint8, device=weight.device)
+    scale = codes.new_empty(scale_shape((matrices, rows, columns), block), dtype=scale_dtype)
     for some, part in _chunks((matrices, rows, columns), block[0]):
         blocks = slice(part.start // block[0], -(-part.stop // block[0]))
         codes[some, part], scale[some, blocks] = _quantize_chunk(
@@ -273,7 +273,7 @@ def _block_scales(maxima: Tensor, largest: float, scale_dtype: torch.dtype) -> T
         quotient = (maxima / largest).clamp(min=torch.finfo(torch.float32).tiny)
         return torch.where(maxima > 0, quotient, 1.0)
     mantissa, exponent = torch.frexp(maxima)  # maxima = mantissa * 2^exponent, mantissa in [1/2, 1)
-    top_mantissa, top_exponent = torch.frexp(torch.tensor(largest))
+    top_mantissa, top_exponent = math.frexp(largest)
     exponent = exponent - top_exponent + (mantissa > top_mantissa).int()
     exponent = torch.where(maxima > 0, exponent.clamp(-127, 127), 0)
     return (exponent + 127).to(torch.uint8).view(torch.float8_e8m0fnu)

@@ -11,6 +11,8 @@ entries and 256 draft slots.
 
 Per-request (or per-row) parameters are tensors of that length or plain numbers, which apply to all.
 Numbers become tensors on the device of the logits at every call: a serving loop passes tensors.
+Tensors of parameters may have any stride and width; fractions are refused where integers belong,
+and so is what float32 or int64 cannot hold.
 
 Errors are `RuntimeError`s that name the op, the argument, what was expected and what came. Values
 of parameters are checked on the CPU only. On a GPU a request with a temperature that is negative,
@@ -27,6 +29,7 @@ import torch
 from torch import Tensor
 
 from . import _operators as _ops
+from ._parameters import floats, integers
 
 if TYPE_CHECKING:
     from .draft import RowStatistics
@@ -68,19 +71,15 @@ class BlockAcceptance(NamedTuple):
     accept_prob: Tensor  # [B, K] float64: accept_i; the largest i with u_i < accept_i is the length
 
 
-def _expand(value, rows: Tensor, dtype: torch.dtype, like: Tensor) -> Tensor | None:
-    """A number or tensor as a dense tensor of `dtype`, one entry per row of `rows`; the op checks
-    the shape.
-
-    Fractions are not cut to integers: such a tensor goes on as it is, for the op to refuse.
-    """
-    if value is None:
-        return None
-    if isinstance(value, Tensor):
-        if value.dtype != dtype and (dtype.is_floating_point or not value.is_floating_point()):
-            value = value.to(dtype)
-        return value if value.dim() else value.expand(rows.shape[:1]).contiguous()
-    return torch.full(rows.shape[:1], value, dtype=dtype, device=like.device)
+def _law(op: str, logits: Tensor, rows: Tensor, temperature, top_k, top_p, min_p) -> tuple:
+    """The parameters of a law as the op takes them, one entry per row of `rows`."""
+    shape, device = rows.shape[:1], logits.device
+    return (
+        floats(op, "temperature", temperature, shape, device),
+        None if top_k is None else integers(op, "top_k", top_k, shape, device),
+        None if top_p is None else floats(op, "top_p", top_p, shape, device),
+        None if min_p is None else floats(op, "min_p", min_p, shape, device),
+    )
 
 
 def rejection_sample(
@@ -144,7 +143,8 @@ def rejection_sample(
             give another q.
         return_logprobs: also return the log-probability of each emitted token under its row's
             filtered target law.
-        out: tensors to write into, of the returned shapes; `logprobs` may be None.
+        out: tensors to write into, of the returned shapes, none of which overlaps an input; without
+            `return_logprobs`, `logprobs` may be None.
 
     Example:
         >>> law = torch.tensor([[0.2, 0.3, 0.5]]).log()
@@ -154,7 +154,11 @@ def rejection_sample(
         ... ).token_ids
         tensor([[2, 2]])
     """
-    ids, logits = draft_token_ids, target_logits
+    op, ids, logits = "rejection_sample", draft_token_ids, target_logits
+    shape, device = ids.shape[:1], logits.device
+    temperature, *filters = _law(op, logits, ids, temperature, top_k, top_p, min_p)
+    if draft_temperature is not None:
+        draft_temperature = floats(op, "draft_temperature", draft_temperature, shape, device)
     arguments = (
         logits,
         ids,
@@ -162,18 +166,21 @@ def rejection_sample(
         draft_probs,
         query_start_loc,
         method,
-        _expand(temperature, ids, torch.float32, logits),
-        _expand(draft_temperature, ids, torch.float32, logits),
-        _expand(top_k, ids, torch.int64, logits),
-        _expand(top_p, ids, torch.float32, logits),
-        _expand(min_p, ids, torch.float32, logits),
-        _expand(seeds, ids, torch.int64, logits),
-        _expand(positions, ids, torch.int64, logits),
+        temperature,
+        draft_temperature,
+        *filters,
+        integers(op, "seeds", seeds, shape, device),
+        integers(op, "positions", positions, shape, device),
         synthetic_acceptance_rates,
         uniforms,
         [] if draft_statistics is None else list(draft_statistics),
     )
     if out is not None:
+        if return_logprobs and out.logprobs is None:
+            raise RuntimeError(
+                "dspark_ext.rejection_sample: out: expected a tensor for logprobs with "
+                "return_logprobs, got None"
+            )
         _ops.rejection_sample.out(*arguments, **out._asdict())
         return out
     token_ids, accepted, emitted, last_token, status, logprobs = _ops.rejection_sample(
@@ -203,16 +210,10 @@ def target_probs(
         >>> target_probs(torch.tensor([[0.0, 0.0, -1.0]]), top_k=2)
         tensor([[0.5000, 0.5000, 0.0000]])
     """
-    arguments = (
-        logits,
-        _expand(temperature, logits, torch.float32, logits),
-        _expand(top_k, logits, torch.int64, logits),
-        _expand(top_p, logits, torch.float32, logits),
-        _expand(min_p, logits, torch.float32, logits),
-    )
+    law = _law("target_probs", logits, logits, temperature, top_k, top_p, min_p)
     if out is None:
-        return _ops.target_probs(*arguments)
-    _ops.target_probs.out(*arguments, probs=out)
+        return _ops.target_probs(logits, *law)
+    _ops.target_probs.out(logits, *law, probs=out)
     return out
 
 
@@ -235,28 +236,26 @@ def sample(
     `seeds` and `positions` are [N] int64 or numbers: the token's request and absolute position.
     `stream` is "resample" (target tokens) or "draft" (tokens of a draft block): proposal and
     verifier must not share random numbers. A drafter gives `slots`, [N] int64 or a number, with
-    each token's index in its block (0, the default, for the first): a position is drafted in
-    several rounds, and the slot keeps their draws apart. `uniforms` [N] float64 in [0, 1) replaces
-    the draws. With stream "resample" the token is the one `rejection_sample` draws from that row,
-    for the same seed and position, where it has no proposal. A row with nothing above -inf gives
-    token 0 and log-probability -inf; on a GPU, a row with parameters out of range gives token -1
-    and log-probability NaN. Other parameters as in `target_probs`.
+    each token's index in its block (0, the default, for the first; below 2^31): a position is
+    drafted in several rounds, and the slot keeps their draws apart. `uniforms` [N] float64 in
+    [0, 1) replaces the draws. With stream "resample" the token is the one `rejection_sample` draws
+    from that row, for the same seed and position, where it has no proposal. A row with nothing
+    above -inf gives token 0 and log-probability -inf; on a GPU, a row with parameters out of range
+    gives token -1 and log-probability NaN. Other parameters as in `target_probs`.
 
     Example:
         >>> sample(torch.tensor([[0.0, 3.0]]), temperature=0.0, seeds=1, positions=0)
         SampleOutput(ids=tensor([1]), logprobs=tensor([0.]))
     """
+    op, shape, device = "sample", logits.shape[:1], logits.device
     arguments = (
         logits,
-        _expand(temperature, logits, torch.float32, logits),
-        _expand(top_k, logits, torch.int64, logits),
-        _expand(top_p, logits, torch.float32, logits),
-        _expand(min_p, logits, torch.float32, logits),
-        _expand(seeds, logits, torch.int64, logits),
-        _expand(positions, logits, torch.int64, logits),
+        *_law(op, logits, logits, temperature, top_k, top_p, min_p),
+        integers(op, "seeds", seeds, shape, device),
+        integers(op, "positions", positions, shape, device),
         stream,
         uniforms,
-        _expand(slots, logits, torch.int64, logits),
+        None if slots is None else integers(op, "slots", slots, shape, device),
     )
     if out is None:
         return SampleOutput(*_ops.sample(*arguments))
@@ -290,7 +289,12 @@ def block_acceptance(
         ... ).accept_prob
         tensor([[1.0000, 0.4000]], dtype=torch.float64)
     """
-    ids, logits = draft_token_ids, target_logits
+    op, ids, logits = "block_acceptance", draft_token_ids, target_logits
+    temperature, *filters = _law(op, logits, ids, temperature, top_k, top_p, min_p)
+    if draft_temperature is not None:
+        draft_temperature = floats(
+            op, "draft_temperature", draft_temperature, ids.shape[:1], logits.device
+        )
     return BlockAcceptance(
         *_ops.block_acceptance(
             logits,
@@ -298,11 +302,9 @@ def block_acceptance(
             draft_logits,
             draft_probs,
             query_start_loc,
-            _expand(temperature, ids, torch.float32, logits),
-            _expand(draft_temperature, ids, torch.float32, logits),
-            _expand(top_k, ids, torch.int64, logits),
-            _expand(top_p, ids, torch.float32, logits),
-            _expand(min_p, ids, torch.float32, logits),
+            temperature,
+            draft_temperature,
+            *filters,
         )
     )
 
@@ -322,13 +324,13 @@ def synthetic_acceptance_rates(
     """
     if not 0 <= num_drafts <= _MOST_RATES:
         raise ValueError(
-            f"synthetic_acceptance_rates: num_drafts: expected >= 0 and <= {_MOST_RATES}, got "
-            f"{num_drafts}"
+            "dspark_ext.synthetic_acceptance_rates: num_drafts: expected >= 0 and <= "
+            f"{_MOST_RATES}, got {num_drafts}"
         )
     if not 1 <= length <= num_drafts + 1:
         raise ValueError(
-            "synthetic_acceptance_rates: length: expected 1 <= length <= num_drafts + 1 = "
-            f"{num_drafts + 1}, got {length}"
+            "dspark_ext.synthetic_acceptance_rates: length: expected 1 <= length <= num_drafts + 1 "
+            f"= {num_drafts + 1}, got {length}"
         )
     rates = [min(max(length - 1 - i, 0.0), 1.0) for i in range(num_drafts)]
     return torch.tensor(rates, dtype=torch.float32, device=device)

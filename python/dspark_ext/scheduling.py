@@ -10,9 +10,11 @@ from typing import NamedTuple
 import torch
 
 from . import _operators as _ops
-from ._integers import as_int32
+from ._integers import as_int32, clamped
 from .cost_table import CostTable
 
+_CAPACITY = "draft_capacity"
+_NO_LIMIT = 2**62
 _MODES = ("early_stop", "budget", "lagged", "uniform", "threshold", "fixed")
 # Rules that look at what they decide about; docs/losslessness.md has the example.
 _LOSSY_MODES = ("argmax", "global", "optimal")
@@ -129,9 +131,9 @@ def schedule(
             mode,
             capacity,
             None if cost is None else cost.to(device),
-            _scalar(budget, device),
+            _scalar("budget", budget, device),
             lagged_confidence,
-            _scalar(num_requests, device),
+            _scalar("num_requests", num_requests, device),
             0.0 if threshold is None else threshold,
             num_drafts,
             min_drafts,
@@ -146,6 +148,9 @@ def _as_capacity(capacity, device: torch.device | None) -> torch.Tensor:
         return capacity if device is None or capacity.device == device else capacity.to(device)
     if isinstance(capacity, torch.Tensor):
         capacity = as_int32("schedule", "capacity", capacity)
+    else:
+        values = capacity.tolist() if hasattr(capacity, "tolist") else capacity
+        capacity = [clamped("schedule", "capacity", value) for value in values]
     return torch.as_tensor(capacity, dtype=torch.int32, device=device)
 
 
@@ -189,10 +194,10 @@ def _check_mode(mode, confidence, budget, threshold, lagged_confidence) -> None:
         )
 
 
-def _scalar(value: torch.Tensor | int | None, device) -> torch.Tensor | None:
+def _scalar(name: str, value: torch.Tensor | int | None, device) -> torch.Tensor | None:
     if value is None or isinstance(value, torch.Tensor):
         return value
-    return torch.full((), value, dtype=torch.int32, device=device)
+    return torch.full((), clamped("schedule", name, value), dtype=torch.int32, device=device)
 
 
 def draft_capacity(
@@ -216,24 +221,33 @@ def draft_capacity(
         raise ValueError(
             f"dspark_ext.draft_capacity: num_drafts: expected 0 to 2^31 - 1, got {num_drafts}"
         )
-    limits = [
-        _limits(name, values)
-        for name, values in (("context_left", context_left), ("output_left", output_left))
-        if values is not None
-    ]
+    given = {"context_left": context_left, "output_left": output_left}
+    device = next((left.device for left in given.values() if isinstance(left, torch.Tensor)), None)
+    limits = [_limits(name, values, device) for name, values in given.items() if values is not None]
     if not limits or limits[0].shape != limits[-1].shape:
         raise ValueError(
             "dspark_ext.draft_capacity: expected context_left and output_left of one length B, at "
             f"least one of them, got {[list(limit.shape) for limit in limits]}"
         )
-    room = torch.minimum(limits[0], limits[-1].to(limits[0].device)) - 1
-    return room.clamp(min=0, max=num_drafts).to(torch.int32)
+    left = torch.minimum(limits[0], limits[-1].to(limits[0].device))
+    return (left.clamp(min=1, max=num_drafts + 1) - 1).to(torch.int32)
 
 
-def _limits(name: str, values: torch.Tensor | Sequence[int | None]) -> torch.Tensor:
+def _limits(
+    name: str, values: torch.Tensor | Sequence[int | None], device: torch.device | None
+) -> torch.Tensor:
+    """int64 [B]; of a sequence, on `device`."""
     if not isinstance(values, torch.Tensor):
-        values = torch.tensor([2**62 if v is None else v for v in values], dtype=torch.int64)
-    if values.dim() != 1 or values.dtype.is_floating_point:
+        values = values.tolist() if hasattr(values, "tolist") else values
+        try:
+            left = [
+                _NO_LIMIT if v is None else clamped(_CAPACITY, name, v, _NO_LIMIT) for v in values
+            ]
+        except RuntimeError as error:
+            raise ValueError(str(error)) from None
+        return torch.tensor(left, dtype=torch.int64, device=device)
+    dtype = values.dtype
+    if values.dim() != 1 or dtype.is_floating_point or dtype.is_complex or dtype == torch.bool:
         raise ValueError(
             f"dspark_ext.draft_capacity: {name}: expected integers [B], got {values.dtype} "
             f"{list(values.shape)}"

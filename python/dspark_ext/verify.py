@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from . import _operators as _ops
-from ._integers import as_int64
+from ._integers import as_int32, as_int64
 from .acceptance_estimator import AcceptanceEstimator
 from .acceptance_stats import AcceptanceReport, AcceptanceStats
 from .calibration import calibrate, fit_sts
@@ -72,7 +72,8 @@ class Commit(NamedTuple):
     anchor: int64 [B], the last token emitted, next round's x_0.
     row_kept: bool [max_rows], rows whose KV and hidden state belong to kept tokens: the anchor and
         the accepted drafts. Nothing of any other row may be used.
-    num_rejected: int32 [B], drafts verified but not accepted.
+    num_rejected: int32 [B], rows that are not kept: drafts verified but not accepted, and the
+        anchor's row too where nothing was emitted.
     """
 
     seq_lens: torch.Tensor
@@ -105,7 +106,7 @@ def pack(
         max_rows: rows of the result; the rest is padding (id 0, position 0, slot -1, request -1).
         block_table: int32 [B, num_blocks], block of each `block_size` positions: slot = block *
             block_size + position % block_size. Without it the slot is the position.
-        block_size: positions per block, >= 1; required with a block_table.
+        block_size: positions per block, >= 1; given with a block_table, and only then.
         rows_per_request: for targets that take only batches of equal lengths: row i of request b
             lies at b * rows_per_request + i, and what a request does not use of its rows is
             padding. Every verify_len + 1 must fit (num_drafts + 1 always does), and B *
@@ -115,12 +116,13 @@ def pack(
     a block (beyond the table, or a negative entry). On a GPU rows that do not fit are left out and
     such a position gets slot -1.
     """
+    if (block_table is None) != (block_size is None):
+        missing = "block_table" if block_table is None else "block_size"
+        raise ValueError(
+            f"dspark_ext.pack: {missing}: expected block_table and block_size together, got None"
+        )
     if block_table is not None:
-        if block_size is None:
-            raise ValueError(
-                "dspark_ext.pack: block_size: expected an int with block_table, got None"
-            )
-        block_table = block_table.to(torch.int32)
+        block_table = as_int32("pack", "block_table", block_table)
     if rows_per_request is not None and rows_per_request < 1:
         raise ValueError(
             f"dspark_ext.pack: rows_per_request: expected at least 1, got {rows_per_request}"
@@ -154,8 +156,9 @@ def unpack(rows: torch.Tensor, batch: VerifyBatch, fill: float = 0.0) -> torch.T
     Args:
         rows: [max_rows, ...], any dtype (float32, int64, ...), in the order of `pack`.
         batch: the batch they belong to.
-        fill: finite, so that nothing downstream meets a NaN.
+        fill: a number that the dtype holds, and finite, so that nothing downstream meets a NaN.
     """
+    _check_fill(fill, rows.dtype)
     max_rows = batch.input_ids.shape[:1].numel()
     if rows.dim() == 0 or rows.shape[0] != max_rows:
         raise ValueError(
@@ -168,6 +171,17 @@ def unpack(rows: torch.Tensor, batch: VerifyBatch, fill: float = 0.0) -> torch.T
         batch.num_drafts,
         batch.rows_per_request,
     )
+
+
+def _check_fill(fill: float, dtype: torch.dtype) -> None:
+    if dtype.is_floating_point or dtype.is_complex:
+        return
+    low, high = (0, 1) if dtype == torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
+    if not (low <= fill <= high and fill == int(fill)):
+        raise ValueError(
+            "dspark_ext.unpack: fill: expected a number that "
+            f"{str(dtype).removeprefix('torch.')} holds, got {fill}"
+        )
 
 
 def commit(output, batch: VerifyBatch, seq_lens: torch.Tensor) -> Commit:

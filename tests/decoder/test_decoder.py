@@ -125,10 +125,24 @@ def test_rope_store_rotates_and_writes_only_its_cells():
         (3, torch.tensor([3, 11, 0, 4, 10]), r"positions: expected values in \[0, 11\), got 11"),
         (3, torch.tensor([3, -1, 0, 4, 10]), r"positions: expected values in \[0, 11\), got -1"),
         (4, torch.tensor([0, 0, 2, 0, 0], dtype=torch.int32), r"slots: .* got 2 in row 2"),
-        (4, torch.zeros(5), "slots: expected a contiguous tensor of dtype Int"),
+        (4, torch.zeros(5), "^dspark_ext.rope_store: slots: expected dtype int32, got float32$"),
         (7, 4, r"qkv: expected 4 \+ 2 \* 1 heads, got 5"),
+        (0, torch.zeros(5, 16, 5).mT, r"^dspark_ext.rope_store: qkv: .* contiguous .* strides \["),
+        (6, torch.zeros(2, 11, 2, 16), r"value_cache: expected shape \[S=2, L=11, Hkv=1, D=16\]"),
+        (2, torch.zeros(10, 16), r"sin: expected shape \[T=11, D=16\], got \[10, 16\]"),
+        (0, None, "^dspark_ext.rope_store: qkv: expected a tensor, got None$"),
     ],
-    ids=["position too high", "position negative", "slot", "slots dtype", "heads"],
+    ids=[
+        "position too high",
+        "position negative",
+        "slot",
+        "slots dtype",
+        "heads",
+        "strides",
+        "value cache",
+        "table",
+        "none",
+    ],
 )
 def test_rope_store_names_what_is_wrong(argument, value, message):
     inputs = rope_inputs()

@@ -167,7 +167,7 @@ REDUCED = head(2, 3, 20, 4, target=30)
         ({"d2t": torch.full((20,), 0.5)}, "d2t: expected integers, got float32"),
         ({"anchor": torch.tensor([0.5, 1.0])}, "anchor: expected integers, got float32"),
         ({"seeds": torch.tensor([0.5, 1.0])}, "seeds: expected integers, got float32"),
-        ({"seeds": 0.5}, "seeds: expected integers, got float32"),
+        ({"seeds": 0.5}, "seeds: expected a tensor or an integer from -2^63 to 2^63 - 1, got 0.5"),
         ({"positions": torch.tensor([True, False])}, "positions: expected integers, got bool"),
         ({"vocab_size": 2**40}, "at most 2147479551, got 1099511627776"),
     ],

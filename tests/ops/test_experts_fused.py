@@ -119,6 +119,32 @@ def test_nobody_here_gives_zero():
     assert torch.equal(run(x, layer, nobody, weights, shared=tuple(shared)), alone)
 
 
+def test_a_rank_without_experts():
+    """No expert at all, whatever the ids are: the shared expert and the residual alone."""
+    x, ids, weights = make_tokens(5)
+    for kind in ("bf16", "fp8-32", "mxfp4"):
+        w13, w2 = (w.of(slice(0, 0)) for w in make_layer(kind))
+        shared, _ = one_expert(kind)
+        for choices in (ids, ids[:, :0]):
+            share = weights[:, : choices.shape[1]]
+            assert not run(x, (w13, w2), choices, share).any()
+            got = run(x, (w13, w2), choices, share, shared=shared, residual=x)
+            nobody = torch.full_like(choices, -1)
+            want = run(x, make_layer(kind), nobody, share, shared=shared, residual=x)
+            assert bits_equal(got, want)
+
+
+def test_a_shared_expert_with_a_dimension_too_many_is_named():
+    x, ids, weights = make_tokens(3)
+    shared, _ = one_expert("bf16")
+    for wrong in (
+        shared._replace(w13=shared.w13[None], w2=shared.w2[None]),
+        shared._replace(w2=shared.w2[:-1]),
+    ):
+        with pytest.raises(RuntimeError, match=r"fused_moe: shared: expected w13 \[2N, d\] and w2"):
+            run(x, make_layer("bf16"), ids, weights, shared=wrong)
+
+
 def test_experts_without_tokens_are_not_read():
     layer = make_layer("fp32")
     x, ids, weights = make_tokens(9, dtype=torch.float32)

@@ -2,13 +2,14 @@
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
-#include <torch/headeronly/core/ScalarType.h>
 
 #include <algorithm>
 #include <cstdint>
 #include <optional>
+#include <string>
 
 #include "backends/cpu/isa.h"
+#include "host/check.h"
 #include "host/tensor.h"
 #include "ops/decoder/args.h"
 
@@ -21,20 +22,20 @@ namespace dspark {
 
 namespace {
 
-using torch::headeronly::ScalarType;
-using torch::stable::Tensor;
+using host::Arg;
+using host::fail;
+using host::ScalarType;
+using host::Tensor;
 
 constexpr int64_t kElementsPerTask = 32768;  // below this a second thread does not pay
 
-void check_dense(const Tensor& tensor, ScalarType dtype, int64_t dim, const char* op,
-                 const char* name) {
-    STD_TORCH_CHECK(tensor.scalar_type() == dtype && tensor.is_contiguous(), "dspark_ext.", op,
-                    ": ", name, ": expected a contiguous tensor of dtype ",
-                    torch::headeronly::toString(dtype), ", got ",
-                    torch::headeronly::toString(tensor.scalar_type()),
-                    tensor.is_contiguous() ? "" : " (not contiguous)");
-    STD_TORCH_CHECK(tensor.dim() == dim, "dspark_ext.", op, ": ", name, ": expected ", dim,
-                    " dimensions, got ", tensor.dim());
+Arg dense_arg(const char* op, const char* name, const Tensor& tensor,
+              ScalarType dtype = ScalarType::Float) {
+    return Arg(op, name, tensor).on_cpu().dtype({dtype}).dense();
+}
+
+std::string text(int64_t number) {
+    return std::to_string(number);
 }
 
 template <typename Kernel>
@@ -51,12 +52,14 @@ void for_rows(int64_t rows, int64_t width, const Kernel& kernel) {
 }  // namespace
 
 Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
-    check_dense(x, ScalarType::Float, x.dim(), "rms_norm", "x");
-    check_dense(weight, ScalarType::Float, 1, "rms_norm", "weight");
+    const char* op = "rms_norm";
+    dense_arg(op, "x", x);
+    dense_arg(op, "weight", weight).shape({{"width"}});
     const int64_t width = weight.size(0);
-    STD_TORCH_CHECK(x.dim() >= 1 && x.size(x.dim() - 1) == width,
-                    "dspark_ext.rms_norm: x: expected last dimension ", width, ", got ",
-                    x.dim() >= 1 ? x.size(x.dim() - 1) : 0);
+    if (x.dim() < 1 || x.size(x.dim() - 1) != width) {
+        fail(op, "x",
+             "expected shape [..., width=" + text(width) + "], got " + host::shape_text(x));
+    }
     Tensor out = host::new_tensor(x, x.sizes(), ScalarType::Float);
     const RmsNormArgs args{x.const_data_ptr<float>(), weight.const_data_ptr<float>(),
                            out.mutable_data_ptr<float>(), width, static_cast<float>(eps)};
@@ -67,10 +70,11 @@ Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
 }
 
 Tensor silu_mul(const Tensor& gate_up) {
-    check_dense(gate_up, ScalarType::Float, 2, "silu_mul", "gate_up");
-    STD_TORCH_CHECK(gate_up.size(1) % 2 == 0,
-                    "dspark_ext.silu_mul: gate_up: expected an even number of columns, got ",
-                    gate_up.size(1));
+    dense_arg("silu_mul", "gate_up", gate_up).shape({{"N"}, {"2F"}});
+    if (gate_up.size(1) % 2 != 0) {
+        fail("silu_mul", "gate_up",
+             "expected an even number of columns, got " + text(gate_up.size(1)));
+    }
     const int64_t rows = gate_up.size(0);
     const int64_t width = gate_up.size(1) / 2;
     Tensor out = host::new_tensor(gate_up, {rows, width}, ScalarType::Float);
@@ -85,22 +89,21 @@ Tensor routed_silu_mul(const Tensor& gate_up, const Tensor& router_logits,
                        const Tensor& router_bias, int64_t expert_size, int64_t top_k,
                        double scaling, double limit) {
     const char* op = "routed_silu_mul";
-    check_dense(gate_up, ScalarType::Float, 2, op, "gate_up");
-    check_dense(router_logits, ScalarType::Float, 2, op, "router_logits");
-    check_dense(router_bias, ScalarType::Float, 1, op, "router_bias");
+    dense_arg(op, "gate_up", gate_up).shape({{"N"}, {"columns"}});
     const int64_t rows = gate_up.size(0), width = gate_up.size(1) / 2;
+    dense_arg(op, "router_bias", router_bias).shape({{"E"}});
     const int64_t num_experts = router_bias.size(0);
-    STD_TORCH_CHECK(router_logits.size(0) == rows && router_logits.size(1) == num_experts,
-                    "dspark_ext.routed_silu_mul: router_logits: expected shape [", rows, ", ",
-                    num_experts, "], got [", router_logits.size(0), ", ", router_logits.size(1),
-                    "]");
-    STD_TORCH_CHECK(num_experts <= kMaxExperts && top_k >= 1 && top_k <= num_experts,
-                    "dspark_ext.routed_silu_mul: top_k: expected 1 <= top_k <= experts <= ",
-                    kMaxExperts, ", got top_k ", top_k, " of ", num_experts, " experts");
-    STD_TORCH_CHECK(
-        expert_size >= 0 && gate_up.size(1) % 2 == 0 && expert_size <= width / num_experts,
-        "dspark_ext.routed_silu_mul: gate_up: expected 2 * (", num_experts, " * ", expert_size,
-        " + shared) columns, got ", gate_up.size(1));
+    dense_arg(op, "router_logits", router_logits).shape({{"N", rows}, {"E", num_experts}});
+    if (num_experts > kMaxExperts || top_k < 1 || top_k > num_experts) {
+        fail(op, "top_k",
+             "expected 1 <= top_k <= experts <= " + text(kMaxExperts) + ", got top_k " +
+                 text(top_k) + " of " + text(num_experts) + " experts");
+    }
+    if (expert_size < 0 || gate_up.size(1) % 2 != 0 || expert_size > width / num_experts) {
+        fail(op, "gate_up",
+             "expected 2 * (" + text(num_experts) + " * " + text(expert_size) +
+                 " + shared) columns, got " + text(gate_up.size(1)));
+    }
     Tensor out = host::new_tensor(gate_up, {rows, width}, ScalarType::Float);
     const RoutedSiluMulArgs args{gate_up.const_data_ptr<float>(),
                                  router_logits.const_data_ptr<float>(),
@@ -120,47 +123,47 @@ Tensor routed_silu_mul(const Tensor& gate_up, const Tensor& router_logits,
 
 namespace {
 
+constexpr const char* kRopeStore = "rope_store";
+
+// Of rope_store; the sizes are those of key_cache and qkv.
 void check_rope_store_shapes(const RopeStoreArgs& args, const Tensor& qkv, const Tensor& cos,
                              const Tensor& sin, const Tensor& key_cache,
                              const Tensor& value_cache) {
-    STD_TORCH_CHECK(args.num_heads >= 0 && qkv.size(1) == args.num_heads + 2 * args.num_kv_heads,
-                    "dspark_ext.rope_store: qkv: expected ", args.num_heads, " + 2 * ",
-                    args.num_kv_heads, " heads, got ", qkv.size(1));
-    STD_TORCH_CHECK(args.head_dim % 2 == 0 && key_cache.size(3) == args.head_dim,
-                    "dspark_ext.rope_store: key_cache: expected an even head size equal to qkv's ",
-                    args.head_dim, ", got ", key_cache.size(3));
-    for (int64_t dim = 0; dim < 4; ++dim) {
-        STD_TORCH_CHECK(value_cache.size(dim) == key_cache.size(dim),
-                        "dspark_ext.rope_store: value_cache: expected the shape of key_cache, got ",
-                        value_cache.size(dim), " for ", key_cache.size(dim), " in dimension ", dim);
+    if (args.num_heads < 0 || qkv.size(1) != args.num_heads + 2 * args.num_kv_heads) {
+        fail(kRopeStore, "qkv",
+             "expected " + text(args.num_heads) + " + 2 * " + text(args.num_kv_heads) +
+                 " heads, got " + text(qkv.size(1)));
     }
-    STD_TORCH_CHECK(
-        cos.size(1) == args.head_dim && sin.size(1) == args.head_dim && sin.size(0) == cos.size(0),
-        "dspark_ext.rope_store: cos, sin: expected two tables [T, ", args.head_dim, "]");
+    if (args.head_dim % 2 != 0 || key_cache.size(3) != args.head_dim) {
+        fail(kRopeStore, "key_cache",
+             "expected an even head size equal to qkv's " + text(args.head_dim) + ", got " +
+                 text(key_cache.size(3)));
+    }
+    const host::Dim head = {"D", args.head_dim};
+    dense_arg(kRopeStore, "value_cache", value_cache)
+        .shape(
+            {{"S", key_cache.size(0)}, {"L", args.cache_length}, {"Hkv", args.num_kv_heads}, head});
+    dense_arg(kRopeStore, "cos", cos).shape({{"T"}, head});
+    dense_arg(kRopeStore, "sin", sin).shape({{"T", cos.size(0)}, head});
 }
 
-void check_cells(const Tensor& positions, const Tensor& slots, int64_t rows, int64_t num_positions,
-                 int64_t num_slots) {
-    STD_TORCH_CHECK(positions.size(0) == rows && slots.size(0) == rows,
-                    "dspark_ext.rope_store: positions, slots: expected length ", rows, ", got ",
-                    positions.size(0), " and ", slots.size(0));
-    const int64_t* position = positions.const_data_ptr<int64_t>();
-    const int32_t* slot = slots.const_data_ptr<int32_t>();
+template <class T>
+void check_cells(const char* name, const Tensor& cells, ScalarType dtype, int64_t rows,
+                 int64_t end) {
+    dense_arg(kRopeStore, name, cells, dtype).shape({{"N", rows}});
+    const T* cell = cells.const_data_ptr<T>();
     for (int64_t row = 0; row < rows; ++row) {
-        STD_TORCH_CHECK(position[row] >= 0 && position[row] < num_positions,
-                        "dspark_ext.rope_store: positions: expected values in [0, ", num_positions,
-                        "), got ", position[row], " in row ", row);
-        STD_TORCH_CHECK(slot[row] >= 0 && slot[row] < num_slots,
-                        "dspark_ext.rope_store: slots: expected values in [0, ", num_slots,
-                        "), got ", slot[row], " in row ", row);
+        if (cell[row] < 0 || cell[row] >= end) {
+            fail(kRopeStore, name,
+                 "expected values in [0, " + text(end) + "), got " + text(cell[row]) + " in row " +
+                     text(row));
+        }
     }
 }
 
 const float* norm_weight(const std::optional<Tensor>& norm, int64_t head_dim, const char* name) {
     if (!norm.has_value()) return nullptr;
-    check_dense(*norm, ScalarType::Float, 1, "rope_store", name);
-    STD_TORCH_CHECK(norm->size(0) == head_dim, "dspark_ext.rope_store: ", name,
-                    ": expected length ", head_dim, ", got ", norm->size(0));
+    dense_arg(kRopeStore, name, *norm).shape({{"D", head_dim}});
     return norm->const_data_ptr<float>();
 }
 
@@ -169,14 +172,8 @@ const float* norm_weight(const std::optional<Tensor>& norm, int64_t head_dim, co
 Tensor rope_store(const Tensor& qkv, const Tensor& cos, const Tensor& sin, const Tensor& positions,
                   const Tensor& slots, Tensor key_cache, Tensor value_cache, int64_t num_heads,
                   std::optional<Tensor> query_norm, std::optional<Tensor> key_norm, double eps) {
-    const char* op = "rope_store";
-    check_dense(qkv, ScalarType::Float, 3, op, "qkv");
-    check_dense(cos, ScalarType::Float, 2, op, "cos");
-    check_dense(sin, ScalarType::Float, 2, op, "sin");
-    check_dense(positions, ScalarType::Long, 1, op, "positions");
-    check_dense(slots, ScalarType::Int, 1, op, "slots");
-    check_dense(key_cache, ScalarType::Float, 4, op, "key_cache");
-    check_dense(value_cache, ScalarType::Float, 4, op, "value_cache");
+    dense_arg(kRopeStore, "qkv", qkv).shape({{"N"}, {"Hq + 2 Hkv"}, {"D"}});
+    dense_arg(kRopeStore, "key_cache", key_cache).shape({{"S"}, {"L"}, {"Hkv"}, {"D"}});
     RopeStoreArgs args{};
     args.num_heads = num_heads;
     args.num_kv_heads = key_cache.size(2);
@@ -185,8 +182,9 @@ Tensor rope_store(const Tensor& qkv, const Tensor& cos, const Tensor& sin, const
     args.eps = static_cast<float>(eps);
     const int64_t rows = qkv.size(0);
     check_rope_store_shapes(args, qkv, cos, sin, key_cache, value_cache);
-    check_cells(positions, slots, rows, std::min(args.cache_length, cos.size(0)),
-                key_cache.size(0));
+    check_cells<int64_t>("positions", positions, ScalarType::Long, rows,
+                         std::min(args.cache_length, cos.size(0)));
+    check_cells<int32_t>("slots", slots, ScalarType::Int, rows, key_cache.size(0));
     args.query_norm = norm_weight(query_norm, args.head_dim, "query_norm");
     args.key_norm = norm_weight(key_norm, args.head_dim, "key_norm");
     Tensor query = host::new_tensor(qkv, {rows, num_heads, args.head_dim}, ScalarType::Float);

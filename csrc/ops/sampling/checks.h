@@ -75,6 +75,29 @@ const T* check_vector(const Call& call, const char* name, const Tensor& tensor, 
     return static_cast<const T*>(tensor.const_data_ptr());
 }
 
+// Each in [low, high], where the host can read them.
+template <class T>
+const T* check_values(const Call& call, const char* name, const Tensor& tensor, ScalarType dtype,
+                      std::initializer_list<host::Dim> shape, T low, T high, const char* expected) {
+    const T* values = check_vector<T>(call, name, tensor, dtype, shape);
+    const int64_t count = call.on_device ? 0 : tensor.numel();
+    for (int64_t i = 0; i < count; ++i) {
+        if (!(values[i] >= low && values[i] <= high)) {
+            fail(call.op, name,
+                 std::string("expected ") + expected + ", got " + std::to_string(values[i]) +
+                     " at index " + std::to_string(i));
+        }
+    }
+    return values;
+}
+
+// Those of tests may be 1, which no threshold exceeds.
+inline const double* check_uniforms(const Call& call, const Tensor& uniforms,
+                                    std::initializer_list<host::Dim> shape) {
+    return check_values<double>(call, "uniforms", uniforms, ScalarType::Double, shape, 0.0, 1.0,
+                                "numbers in [0, 1)");
+}
+
 inline const float* check_temperature(const Call& call, const char* name, const Tensor& tensor,
                                       host::Dim size) {
     const auto* values = check_vector<float>(call, name, tensor, ScalarType::Float, {size});
@@ -244,8 +267,7 @@ inline void check_randomness(const Call& call, VerifyArgs& args, const Tensor& s
     args.seeds = check_vector<int64_t>(call, "seeds", seeds, ScalarType::Long, {batch});
     args.positions = check_vector<int64_t>(call, "positions", positions, ScalarType::Long, {batch});
     if (uniforms) {
-        args.uniforms = check_vector<double>(call, "uniforms", *uniforms, ScalarType::Double,
-                                             {batch, {"K + 1", args.num_drafts + 1}});
+        args.uniforms = check_uniforms(call, *uniforms, {batch, {"K + 1", args.num_drafts + 1}});
     }
     if (args.method == Method::kSynthetic) {
         if (!rates) fail(call.op, "synthetic_acceptance_rates", "method 'synthetic' needs them");

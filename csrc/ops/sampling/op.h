@@ -74,13 +74,11 @@ struct Operators {
         args.positions =
             check_vector<int64_t>(op, "positions", positions, ScalarType::Long, {size});
         args.draft_stream = is_draft_stream(stream);
-        if (uniforms) {
-            args.uniforms =
-                check_vector<double>(op, "uniforms", *uniforms, ScalarType::Double, {size});
-        }
+        if (uniforms) args.uniforms = check_uniforms(op, *uniforms, {size});
         if (slots) {
             if (!args.draft_stream) fail(op.op, "slots", "expected none with stream 'resample'");
-            args.slots = check_vector<int64_t>(op, "slots", *slots, ScalarType::Long, {size});
+            args.slots = check_values<int64_t>(op, "slots", *slots, ScalarType::Long, {size}, 0,
+                                               INT32_MAX, "0 to 2^31 - 1");
         }
         args.ids = check_output<int64_t>(op, "ids", ids, ScalarType::Long, {size});
         args.logprobs = check_output<float>(op, "logprobs", logprobs, ScalarType::Float, {size});

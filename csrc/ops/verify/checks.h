@@ -111,13 +111,17 @@ inline void check_limits(const Call& call, const ScheduleInputs& in, int64_t bat
     }
     call.at_least("min_drafts", in.min_drafts, 0);
     call.at_least("num_other_rows", in.num_other_rows, 0);
+    if (in.num_other_rows > INT32_MAX) {
+        fail(call.op, "num_other_rows",
+             "expected at most 2^31 - 1, got " + std::to_string(in.num_other_rows));
+    }
     if (in.max_rows >= 0) {
         call.at_least("max_rows", in.max_rows, batch, "every anchor needs a row: ");
     }
-    if (batch * (positions + 1) > kMostCandidates) {
-        fail(call.op, "confidence",
-             "expected B * (K + 1) of at most " + std::to_string(kMostCandidates) + ", got " +
-                 std::to_string(batch * (positions + 1)));
+    if (positions > kMostCandidates || batch * (positions + 1) > kMostCandidates) {
+        fail(call.op, in.confidence ? "confidence" : "num_drafts",
+             "expected B * (K + 1) of at most " + std::to_string(kMostCandidates) +
+                 ", got B=" + std::to_string(batch) + ", K=" + std::to_string(positions));
     }
 }
 

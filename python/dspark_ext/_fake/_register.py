@@ -29,9 +29,14 @@ def _check_one_device(operator: str, args: tuple, kwargs: dict) -> None:
     name, _, overload = operator.partition(".")
     schema = getattr(getattr(torch.ops.dspark_ext, name), overload or "default")._schema
     named = dict(zip((argument.name for argument in schema.arguments), args, strict=False)) | kwargs
-    tensors = {key: value for key, value in named.items() if isinstance(value, torch.Tensor)}
-    expected = next(iter(tensors.values())).device
-    for key, value in tensors.items():
+    tensors = [
+        (key, value)
+        for key, given in named.items()
+        for value in (given if isinstance(given, (list, tuple)) else [given])
+        if isinstance(value, torch.Tensor)
+    ]
+    expected = tensors[0][1].device
+    for key, value in tensors:
         if value.device != expected:
             raise RuntimeError(
                 f"dspark_ext.{name}: {key}: expected device {expected}, got {value.device}"

@@ -120,7 +120,7 @@ def fused_moe(
     Args:
         x: float32, bfloat16 or float16 [T, d]; T may be 0.
         w13, w2: [E, 2N, d] and [E, d, N], see `ExpertWeights`, with w13_scales, w2_scales, format,
-            block, interleaved, layout and sizes.
+            block, interleaved, layout and sizes. E may be 0: no choice is here.
         ids: int32 or int64 [T, k], any strides.
         weights: float32, bfloat16 or float16 [T, k], any strides.
         num_experts: E, if it is to be checked.
@@ -148,22 +148,28 @@ def fused_moe(
             f"dspark_ext.fused_moe: num_experts: expected E={w13.shape[0]} of w13, got "
             f"{num_experts}"
         )
+    if shared is not None:
+        shared = _with_one_expert(ExpertWeights(*shared))
+        _check_weights(x, shared, "shared")
     rows = TILE_ROWS_CPU if x.device.type == "cpu" else TILE_ROWS_GPU
-    dispatch = plan(ids, w13.shape[0], expert_map=expert_map, tile_rows=rows)
+    if w13.shape[0] == 0:  # a plan has an expert: one that no id leads to
+        expert_map = torch.empty(0, dtype=torch.int32, device=x.device)
+    dispatch = plan(ids, max(w13.shape[0], 1), expert_map=expert_map, tile_rows=rows)
     how = {"swiglu_limit": swiglu_limit, "exact": exact}
     y = apply_experts(x, experts, dispatch, **how)
     every = None
     if shared is not None:
-        every = _apply_shared(x, ExpertWeights(*shared), rows, **how)
+        every = _apply_shared(x, shared, rows, **how)
     return combine(y, dispatch, weights, shared=every, residual=residual)
 
 
-def _check_weights(x: Tensor, experts: ExpertWeights) -> None:
+def _check_weights(x: Tensor, experts: ExpertWeights, name: str = "w2") -> None:
     """That there is a w2 for each w13, and that a row comes back as wide as it was."""
     w13, w2 = experts.w13, experts.w2
     if experts.sizes is not None and [len(size) for size in experts.sizes] != [2, 2]:
+        name = "sizes" if name == "w2" else name
         raise RuntimeError(
-            f"dspark_ext.fused_moe: sizes: expected (N, K) of w13 and of w2, got {experts.sizes}"
+            f"dspark_ext.fused_moe: {name}: expected (N, K) of w13 and of w2, got {experts.sizes}"
         )
     if experts.layout == "rows":
         fits = w13.dim() == w2.dim() == 3 and w2.shape[1:2] == x.shape[-1:]
@@ -171,21 +177,27 @@ def _check_weights(x: Tensor, experts: ExpertWeights) -> None:
         fits = experts.sizes is not None and tuple(experts.sizes[1][:1]) == tuple(x.shape[-1:])
     if fits and w2.shape[:1] == w13.shape[:1]:
         return
+    expected, lead = "w13 [E, 2N, d] and w2 [E, d, N]", 0
+    if name != "w2":
+        expected, lead = "w13 [2N, d] and w2 [d, N]", 1
     raise RuntimeError(
-        "dspark_ext.fused_moe: w2: expected w13 [E, 2N, d] and w2 [E, d, N] with the d of x "
-        f"{list(x.shape)}, got {list(w13.shape)} and {list(w2.shape)}"
+        f"dspark_ext.fused_moe: {name}: expected {expected} with the d of x {list(x.shape)}, got "
+        f"{list(w13.shape[lead:])} and {list(w2.shape[lead:])}"
     )
 
 
-def _apply_shared(x: Tensor, weights: ExpertWeights, tile_rows: int, **how) -> Tensor:
+def _with_one_expert(weights: ExpertWeights) -> ExpertWeights:
+    """Weights without the dimension of experts, with one of size 1."""
+    tensors = {
+        name: value[None]
+        for name, value in weights._asdict().items()
+        if isinstance(value, torch.Tensor)
+    }
+    return weights._replace(**tensors)
+
+
+def _apply_shared(x: Tensor, one: ExpertWeights, tile_rows: int, **how) -> Tensor:
     """[T, d]: the expert that every token goes to."""
-    one = weights._replace(
-        **{
-            name: value[None]
-            for name, value in weights._asdict().items()
-            if isinstance(value, torch.Tensor)
-        }
-    )
     everyone = torch.zeros((x.shape[0], 1), dtype=torch.int32, device=x.device)
     dispatch = plan(everyone, 1, tile_rows=tile_rows)
     return apply_experts(x, one, dispatch, **how)
