@@ -60,6 +60,8 @@ def test_gemma4_uses_its_global_heads():
     config = read_config(GEMMA4)
     assert (config.head_dim, config.num_key_value_heads) == (512, 1)
     assert (config.rope_theta, config.partial_rotary_factor) == (1e6, 0.25)
+    assert config.tie_word_embeddings and not read_config(QWEN3).tie_word_embeddings
+    assert not read_config(changed(GEMMA4, tie_word_embeddings=False)).tie_word_embeddings
 
 
 def test_speculators_count_the_embedding_and_the_anchor():

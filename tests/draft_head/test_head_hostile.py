@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from dspark_ext.draft_head import ContextState, load_draft_head, make_draft_head
-from dspark_ext.engine import HeadDrafter
+from dspark_ext.engine import DSparkDrafter, HeadDrafter
 
 CONFIGS = draft_heads.CONFIGS
+TINY = pathlib.Path(__file__).parents[1] / "fixtures/tiny_drafter.safetensors"
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 
 
@@ -94,6 +95,33 @@ def test_a_block_whose_window_is_gone_is_refused():
         draft_heads.draft(head, [3, 3], [30, 27], [2, 2])
     draft_heads.draft(head, [3, 3, 3], [30, 28, 0], [2, 2, -1])
     draft_heads.draft(head, [3], [0], [2])  # sees nothing, and needs nothing
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.uint8])
+def test_integers_of_any_width_are_indices(dtype):
+    """torch takes uint8 for a mask."""
+    head = draft_heads.make(CONFIGS["v41"], max_requests=1)
+    draft_heads.fill(head, 0, 4)
+    wanted = draft_heads.draft(head, [3, 5], [4, 0], [0, 0])
+    given = (torch.tensor(values, dtype=dtype) for values in ([3, 5], [4, 0], [0, 0]))
+    found = head.draft(*given, temperature=0.8, seeds=torch.tensor([5, 6]))
+    assert torch.equal(found.logits, wanted.logits)
+    assert torch.equal(found.token_ids, wanted.token_ids)
+    with pytest.raises(ValueError, match=r"slots: expected int64 \[B=1\], got bool \[1\]"):
+        head.draft(
+            torch.tensor([3]), torch.tensor([0]), torch.tensor([True]), temperature=1.0, seeds=1
+        )
+
+
+def test_cells_of_other_slots_are_not_exported():
+    head = load_draft_head(TINY)
+    drafter = DSparkDrafter(
+        head, torch.zeros(256, 128), torch.zeros(256, 128), max_requests=2, max_len=20
+    )
+    assert len(drafter.export_slot(1, 20)["keys.0"]) == 20
+    for slot, length in ((2, 3), (-1, 3), (0, 21)):
+        with pytest.raises(ValueError, match=f"a slot below 2 and a length .* got {slot} and"):
+            drafter.export_slot(slot, length)
 
 
 def test_a_slot_is_truncated_once():

@@ -215,6 +215,7 @@ class DSparkDraftHead(nn.Module):
         config = self.config
         self._check_bound("draft")
         self._check_requests(anchor, positions, slots)
+        anchor, positions, slots = (each.long() for each in (anchor, positions, slots))
         rows = drafts if config.sample_from_anchor else drafts + 1
         token_ids = anchor.new_full((len(anchor), rows), config.mask_token)
         token_ids[:, 0] = anchor
@@ -257,7 +258,8 @@ class DSparkDraftHead(nn.Module):
     def _check_requests(self, anchor: Tensor, positions: Tensor, slots: Tensor) -> None:
         given = {"anchor": anchor, "positions": positions, "slots": slots}
         for name, values in given.items():
-            if values.shape != anchor.shape or values.dim() != 1 or values.is_floating_point():
+            is_integer = not values.is_floating_point() and values.dtype != torch.bool
+            if values.shape != anchor.shape or values.dim() != 1 or not is_integer:
                 raise ValueError(
                     f"dspark_ext.draft_head: draft: {name}: expected int64 [B={len(anchor)}], got "
                     f"{str(values.dtype).removeprefix('torch.')} {list(values.shape)}"

@@ -174,6 +174,8 @@ def _read_dense(values: dict[str, Any], flavour: str) -> DenseDraftConfig:
     for key in ("rope_theta", "partial_rotary_factor"):
         if key in rope:
             values[key] = rope[key]
+    if flavour == "gemma4" and values.get("tie_word_embeddings") is None:
+        values["tie_word_embeddings"] = True  # Gemma's config leaves out what all its models have
     if flavour == "gemma4" and "global_head_dim" in values:
         values["head_dim"] = values["global_head_dim"]
         if values.get("attention_k_eq_v"):

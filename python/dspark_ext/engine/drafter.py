@@ -239,6 +239,11 @@ class DSparkDrafter:
         slot_state.copy_in(stores, self._visible_cells(slot, len(token_ids)), tensors)
 
     def _visible_cells(self, slot: int, length: int) -> torch.Tensor:
+        if not 0 <= slot < self.max_requests or not 0 <= length <= self.max_len:
+            raise ValueError(
+                f"dspark_ext.engine.DSparkDrafter: expected a slot below {self.max_requests} and a "
+                f"length of at most {self.max_len}, got {slot} and {length}"
+            )
         return self.cache.cells(slot, max(0, length - self.config.sliding_window), length)
 
     def _backbone(self, batch: DraftBatch) -> torch.Tensor:
