@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 
@@ -117,6 +118,19 @@ def test_serve(tiny_pair_arguments):
         connection.close()
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) in (0, -signal.SIGTERM)
+
+
+def test_an_address_that_cannot_be_had_is_told_before_models_are_loaded(command):
+    pytest.importorskip("uvicorn")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        for words, expected in (
+            (["--port", port], f"--port {port}: [Errno 98] Address already in use"),
+            (["--port", 0, "--host", "no.such.host.invalid"], "--host no.such.host.invalid"),
+            (["--port", 0, "--host", "192.0.2.1"], "--host 192.0.2.1 --port 0: [Errno 99]"),
+        ):
+            status, _, err = command("serve", "--target", "nowhere", *words)
+            assert status == 2 and expected in err and err.count("\n") == 1
 
 
 def test_serve_names_wrong_arguments(command):

@@ -263,6 +263,46 @@ def test_another_vocabulary_is_refused(target):
         SmallModelDrafter.for_target(other, target)
 
 
+@pytest.mark.parametrize("padded", ["drafter", "target"])
+def test_padded_vocabularies_fit(tiny_pair, blurred, target, prompts, padded):
+    """Tables of 256 and 300 rows over the same 256 tokens: drafts as without padding, greedy text
+    that of plain decoding, also behind an id that the smaller table has not."""
+
+    class Bytes:
+        @staticmethod
+        def get_vocab():
+            return {str(token): token for token in range(256)}
+
+    wide = copy.deepcopy(blurred if padded == "drafter" else tiny_pair[0])
+    wide.resize_token_embeddings(300)
+    served, model = target, wide
+    if padded == "target":
+        served, model = HuggingFaceTarget(wide, [], max_requests=64, max_len=96), blurred
+    with pytest.raises(VocabularyMismatchError, match="if one of them is padded, give tokenizers"):
+        SmallModelDrafter.for_target(model, served)
+    drafter = SmallModelDrafter.for_target(model, served, tokenizers=(Bytes, Bytes))
+    unpadded = SmallModelDrafter.for_target(blurred, target)
+    for each in (drafter, unpadded):
+        append(each, prompts[0][:-1], 3)
+    batch = batch_of([prompts[0]], [3])
+    found, expected = (each.draft(batch, 4, "probabilistic") for each in (drafter, unpadded))
+    assert torch.equal(found.token_ids, expected.token_ids)
+    assert found.logits.shape[2] == 256
+    drafter.release(3)
+    engine = DSparkEngine(served, drafter)
+    texts = prompts[:3] if padded == "drafter" else [*prompts[:3], [*prompts[0], 299]]
+    greedy = SamplingParams(temperature=0.0, max_new_tokens=16)
+    drafted, plain = (engine.generate(texts, greedy, speculative=way) for way in (True, False))
+    assert [o.token_ids for o in drafted.outputs] == [o.token_ids for o in plain.outputs]
+    assert drafted.stats.acceptance.acceptance_rate > 0.3
+    sampled = SamplingParams(temperature=1.5, seed=1, max_new_tokens=16)
+    assert len(engine.generate(texts, sampled).outputs[0].token_ids) == 16
+
+    Bytes.get_vocab = staticmethod(lambda: {str(token): token for token in range(280)})
+    with pytest.raises(VocabularyMismatchError, match="expected room for 280 tokens, got "):
+        SmallModelDrafter.for_target(model, served, tokenizers=(Bytes, Bytes))
+
+
 def test_tokenizers_that_differ_are_refused(blurred, target):
     class Tokenizer:
         def __init__(self, *tokens):

@@ -38,7 +38,7 @@ def run(options) -> int:
     try:
         from ..server import ServerLimits, make_server
         from ..server.app import Model
-        from ..server.run import is_loopback
+        from ..server.run import check_address, is_loopback
     except ImportError as error:
         raise UserError(
             f"serve needs more packages ({error}): pip install 'dspark_ext[serve]'"
@@ -48,6 +48,8 @@ def run(options) -> int:
         limits = ServerLimits(**{name: n for name, n in given.items() if n is not None})
     if not 0 <= options.port < 2**16:
         raise UserError(f"--port: expected 0 to 65535, got {options.port}")
+    with told_of(f"--host {options.host} --port {options.port}"):
+        check_address(options.host, options.port)
     key = os.environ.get(KEY_VARIABLE) or None
     served = models.load_with_status(options)
     name = options.name or served.name
@@ -75,5 +77,8 @@ def run(options) -> int:
         'application/json\' -d \'{"messages": [{"role": "user", "content": "Hello"}]}\'',
         file=sys.stderr,
     )
-    server.run()
-    return int(not server.started)  # 1: the port was taken
+    try:
+        server.run()
+    except SystemExit:  # the HTTP library's, which has told why
+        return 1
+    return int(not server.started)

@@ -28,6 +28,8 @@ class SmallModelDrafter:
                 anything with their `forward`), with the sizes of the target; `for_target` makes one
     block_size  drafts per block
     max_rows    rows of a pass that takes in a prompt
+    vocab_size  the target's, where that is smaller; tables of one family's models are often padded
+                to different sizes, and rows beyond the tokens are no tokens
 
     The model has its own cache. It takes in accepted tokens when it drafts next, in the pass that
     gives the first draft; what it cached of accepted drafts stays. x_k is drawn from its logits at
@@ -48,7 +50,14 @@ class SmallModelDrafter:
     method = "draft_model"
     chains_blocks = True
 
-    def __init__(self, model: Target, *, block_size: int = 4, max_rows: int = 512) -> None:
+    def __init__(
+        self,
+        model: Target,
+        *,
+        block_size: int = 4,
+        max_rows: int = 512,
+        vocab_size: int | None = None,
+    ) -> None:
         for name, value in (("block_size", block_size), ("max_rows", max_rows)):
             if value < 1:
                 raise ValueError(
@@ -56,6 +65,7 @@ class SmallModelDrafter:
                 )
         self.model = model
         self.block_size, self._max_rows = block_size, max_rows
+        self._vocab_size = min(model.vocab_size, vocab_size or model.vocab_size)
         self.max_requests, self.max_len = model.max_requests, model.max_len
         self.identity = {
             "class": type(self).__name__,
@@ -83,20 +93,28 @@ class SmallModelDrafter:
         Served as `target_for` says, with a dense cache. For other caches make it yourself.
 
         tokenizers  (the target's, the draft model's), to be compared: equal sizes do not mean equal
-                    tokens
+                    tokens, and other sizes not other tokens
 
-        Raises VocabularyMismatchError where the two have other tokens.
+        Raises VocabularyMismatchError where the two have other tokens, or other sizes and no
+        tokenizers say that this is padding.
         """
         sizes = dict(max_requests=target.max_requests, max_len=target.max_len)
         served = target_for(model, weight_dtype=weight_dtype, **sizes)
-        if served.vocab_size != target.vocab_size:
+        ours, theirs = target.vocab_size, served.vocab_size
+        if tokenizers is None and ours != theirs:
             raise VocabularyMismatchError(
                 "dspark_ext.engine.SmallModelDrafter: model: expected the target's vocabulary of "
-                f"{target.vocab_size} tokens, got {served.vocab_size}"
+                f"{ours} tokens, got {theirs}; if one of them is padded, give tokenizers"
             )
         if tokenizers is not None:
             check_tokenizers(*tokenizers)
-        return cls(served, block_size=block_size)
+            tokens = 1 + max(tokenizers[0].get_vocab().values(), default=-1)
+            if ours != theirs and tokens > min(ours, theirs):
+                raise VocabularyMismatchError(
+                    f"dspark_ext.engine.SmallModelDrafter: model: expected room for {tokens} "
+                    f"tokens, got {ours} in the target and {theirs} in the draft model"
+                )
+        return cls(served, block_size=block_size, vocab_size=ours)
 
     @property
     def capturable(self) -> bool:
@@ -254,7 +272,7 @@ class SmallModelDrafter:
             bounds = Bounds(length, widest)
             parts.append(self._forward(token_ids, positions, slots, bounds, here))
         if not parts:
-            return torch.empty(0, self.model.vocab_size, device=batch.anchor.device), length
+            return torch.empty(0, self._vocab_size, device=batch.anchor.device), length
         return torch.cat(parts).to(batch.anchor.device), length
 
     def _step(self, slots, positions, token_ids, active, length: int) -> torch.Tensor:
@@ -265,12 +283,14 @@ class SmallModelDrafter:
         found = self._forward(*columns, Bounds(length, 1))
         for slot, token in zip(slots[rows].tolist(), token_ids[rows].tolist()):
             self._cached[slot].append(token)
-        logits = found.new_zeros(len(slots), self.model.vocab_size)
+        logits = found.new_zeros(len(slots), self._vocab_size)
         logits[rows] = found.to(logits)
         return logits.to(token_ids.device)
 
     def _forward(self, token_ids, positions, slots, bounds, wanted=None) -> torch.Tensor:
-        """Logits of rows `wanted`, all of them without."""
+        """Logits of rows `wanted`, all of them without. An id beyond the model's table, which is
+        no token, reads its last row: nothing but acceptance depends on it."""
+        token_ids = token_ids.clamp(max=self.model.vocab_size - 1)
         graphs = self._graphs if bounds.width <= self.block_size + 1 else None
         device = slots.device if graphs is None else device_of(self.model)
         rows = torch.arange(len(slots), device=device)
@@ -278,6 +298,7 @@ class SmallModelDrafter:
             rows = wanted
         columns = (each.to(device) for each in (token_ids, positions, slots))
         logits = (graphs or self.model).forward(TargetBatch(*columns, rows, bounds)).logits
+        logits = logits[:, : self._vocab_size]
         if graphs is None:
             return logits
         return logits.clone() if wanted is None else logits[wanted.to(device)]

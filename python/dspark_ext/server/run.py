@@ -62,6 +62,15 @@ def run(model: Model, **arguments) -> None:
     make_server(model, **arguments).run()
 
 
+def check_address(host: str, port: int) -> None:
+    """OSError, by what the system says, if no server can listen there."""
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    for family, kind, protocol, _, address in found:
+        with socket.socket(family, kind, protocol) as attempt:
+            attempt.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            attempt.bind(address)
+
+
 def is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback
