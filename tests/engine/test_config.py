@@ -195,6 +195,7 @@ def test_what_vllm_says(values, expected):
         ({"cost_table": 3, "schedule": "lagged"}, "cost_table: expected None or a CostTable"),
         ({"preset": "fast"}, "preset: expected one of low_latency, .*got 'fast'"),
         ({"seed": "x"}, "seed: expected an integer"),
+        ({"method": ["ngram"]}, "method: expected one of dspark, ngram, draft_model, got .'ngram'"),
     ],
     ids=lambda values: ",".join(values) if isinstance(values, dict) else "",
 )
@@ -248,9 +249,12 @@ def test_files(tmp_path):
     path = tmp_path / "speculative.json"
     path.write_text('{"schedule": "threshold", "confidence_threshold": [0.5, 0.25]}')
     assert SpeculativeConfig.from_json(path).confidence_threshold == (0.5, 0.25)
-    path.write_text("{")
-    with pytest.raises(ValueError, match="speculative.json: no JSON"):
-        SpeculativeConfig.from_json(str(path))
+    path.write_text("\ufeff" + '{"schedule": "fixed"}', encoding="utf-8")
+    assert SpeculativeConfig.from_json(path) == SpeculativeConfig()
+    for text in ("{", '{"a": ' + 100_000 * "["):
+        path.write_text(text)
+        with pytest.raises(ValueError, match="speculative.json: no JSON"):
+            SpeculativeConfig.from_json(str(path))
     path.write_text("[1]")
     with pytest.raises(ValueError, match="speculative.json: expected an object, got list"):
         SpeculativeConfig.from_json(path)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -209,8 +208,8 @@ def read_json(argument: str, text: str) -> dict:
     source = text
     if not text.lstrip().startswith("{"):
         with told_of(argument):
-            source = Path(text).read_text(encoding="utf-8")
-    with told_of(argument):
+            source = Path(text).read_text(encoding="utf-8-sig")
+    with told_of(argument, ValueError, RecursionError):
         values = json.loads(source)
     if not isinstance(values, dict):
         raise UserError(f"{argument}: expected a JSON object, got {type(values).__name__}")
@@ -253,7 +252,7 @@ def _prepare_demo() -> None:
     quieten("--target")
     from ..demo import smollm2
 
-    failures = (OSError, RuntimeError, ImportError, StopIteration, subprocess.CalledProcessError)
+    failures = (OSError, RuntimeError, ImportError, StopIteration)
     with told_of("--target demo", *failures):
         smollm2.prepare()
 

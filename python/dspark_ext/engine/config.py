@@ -143,10 +143,10 @@ class SpeculativeConfig:
         wrong, and the file."""
         text, where = str(text_or_path), "JSON"
         if not text.lstrip().startswith("{"):
-            where, text = text, Path(text_or_path).read_text(encoding="utf-8")
+            where, text = text, Path(text_or_path).read_text(encoding="utf-8-sig")
         try:
             values = json.loads(text)
-        except json.JSONDecodeError as error:
+        except (json.JSONDecodeError, RecursionError) as error:
             raise checks.error(_OWNER, f"{where}: no JSON: {error}") from None
         if not isinstance(values, dict):
             raise checks.error(_OWNER, f"{where}: expected an object, got {type(values).__name__}")

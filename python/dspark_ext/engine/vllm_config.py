@@ -135,10 +135,10 @@ def _adaptive(taken: dict[str, Any]) -> None:
 
 def _methods(taken: dict[str, Any]) -> None:
     method = taken.get("method")
-    if method is not None:
+    if isinstance(method, str):
         if method in _OTHER_METHODS:
             raise checks.error(OWNER, f"method={method!r}: {_OTHER_METHODS[method]}")
-        if isinstance(method, str) and method.endswith("_mtp"):
+        if method.endswith("_mtp"):
             raise checks.error(OWNER, f"method={method!r}: {_OTHER_METHODS['mtp']}")
         taken["method"] = _METHODS.get(method, method)
     rule = taken.get("rejection_sample_method")
