@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+CHUNKS = "chunk[0-9]*.safetensors"
 LEAST_ANSWER = 8  # rows with fewer tokens of an answer are not kept
 
 
@@ -210,7 +211,9 @@ def generate(
 
     slots = [start(request) for request in first]
     temperatures = torch.tensor([slot.request.temperature for slot in slots])
-    pending, num_chunks = _Pending(), len(list(out_dir.glob("chunk*.safetensors")))
+    numbers = [path.stem.removeprefix("chunk") for path in out_dir.glob(CHUNKS)]
+    last = max((int(number) for number in numbers if number.isdigit()), default=-1)
+    pending, num_chunks = _Pending(), last + 1
     num_tokens = num_idle = 0
     begun, cpu = time.time(), time.thread_time()
 
@@ -293,7 +296,7 @@ def _with_room(requests: Iterator[Request], max_length: int, prefix: int) -> Ite
 
 def _check_seed(out_dir: Path, seed: int) -> None:
     """Equal seeds give equal rows, which would count twice."""
-    for path in sorted(out_dir.glob("chunk*.safetensors")):
+    for path in sorted(out_dir.glob(CHUNKS)):
         with safe_open(path, "pt") as file:
             found = (file.metadata() or {}).get("seed")
         if found == str(seed):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from target_samples import Chunk
+from target_samples import CHUNKS, Chunk
 from torch import Tensor
 
 from .settings import Settings, SettingsError
@@ -32,7 +32,7 @@ class Samples:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self.chunks = [_open(path) for path in sorted(folder.glob("chunk*.safetensors"))]
+        self.chunks = [_open(path) for path in sorted(folder.glob(CHUNKS))]
         self.index = [(chunk, i) for chunk in self.chunks for i in range(len(chunk.rows))]
         if not self.index:
             raise SettingsError(f"{folder}: no samples (chunk*.safetensors); see `sample`")

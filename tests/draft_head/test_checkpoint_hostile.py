@@ -4,10 +4,12 @@ import json
 
 import pytest
 import torch
-from checkpoints import HEADS, V41, edit, edit_json, saved
+from checkpoints import HEADS, V41, assert_same_state, edit, edit_json, make, saved
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from dspark_ext.draft_head.checkpoint import CheckpointError, load_draft_head
+from dspark_ext.draft_head.write import save_draft_head
 
 INDEX = "model.safetensors.index.json"
 
@@ -167,6 +169,24 @@ def test_an_index_is_no_checkpoint_by_itself(sharded):
     assert groups_of(index) == {
         "missing files": ["model.safetensors.index.json is an index; name its directory"]
     }
+
+
+def test_a_full_disk_leaves_no_part_of_a_checkpoint(tmp_path, monkeypatch):
+    """So that the same call can be made again."""
+    head, written = make(*V41), []
+
+    def full(tensors, file, metadata):
+        if len(written) == 3:
+            raise SafetensorError("I/O error: No space left on device (os error 28)")
+        written.append(file)
+        save_file(tensors, file, metadata)
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="model-00004.*No space left"):
+        patch.setattr("safetensors.torch.save_file", full)
+        save_draft_head(head, tmp_path, max_shard_bytes=60_000)
+    assert list(tmp_path.iterdir()) == []
+    save_draft_head(head, tmp_path, max_shard_bytes=60_000)
+    assert_same_state(load_draft_head(tmp_path), head)
 
 
 def test_dtypes_that_nothing_is_drawn_in(single):

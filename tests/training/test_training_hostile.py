@@ -223,6 +223,9 @@ def test_a_seed_is_sampled_once(target, tmp_path):
     sample(target, tmp_path, seed=1)
     first, second = tokens_of(tmp_path)
     assert first != second
+    (tmp_path / "chunk0000.safetensors").unlink()
+    sample(target, tmp_path, seed=2)  # takes the place of no other
+    assert tokens_of(tmp_path)[0] == second and len(tokens_of(tmp_path)) == 2
 
 
 def test_an_interrupt_keeps_the_rows_that_are_finished(target, tmp_path, monkeypatch):

@@ -50,6 +50,7 @@ def save_draft_head(
 
     Raises:
         FileExistsError: the directory holds safetensors files.
+        OSError: the files cannot be written, the disk is full, say. None of them is left.
         ValueError: a tensor has no data (it is on the meta device), or the head is of another kind.
     """
     from safetensors.torch import save_file
@@ -66,12 +67,18 @@ def save_draft_head(
         raise FileExistsError(f"{directory} holds {present[0].name}; name an empty directory")
     shards = _shards(released_tensors(head, embeddings=embeddings), max_shard_bytes)
     names = _file_names(len(shards))
-    for name, tensors in zip(names, shards):
-        replace_file(directory / name, lambda file, t=tensors: save_file(t, file, {"format": "pt"}))
-    if len(shards) > 1:
-        _write_json(directory / INDEX, _index(names, shards))
-    _write_json(directory / CONFIG, released_config(head.config))
-    return [directory / name for name in names]
+    files = [directory / name for name in names]
+    try:
+        for file, tensors in zip(files, shards):
+            replace_file(file, lambda part, t=tensors: save_file(t, part, {"format": "pt"}))
+        if len(shards) > 1:
+            _write_json(directory / INDEX, _index(names, shards))
+        _write_json(directory / CONFIG, released_config(head.config))
+    except BaseException:
+        for file in (*files, directory / INDEX):
+            file.unlink(missing_ok=True)
+        raise
+    return files
 
 
 def released_tensors(head: DSparkDraftHead, *, embeddings: bool = True) -> dict[str, Tensor]:

@@ -15,7 +15,7 @@ class HeadDrafter:
     """Serve a draft head of any flavour.
 
     head          bound to its target, its weights loaded. It gets a context of this drafter's own,
-                  so that several drafters may serve one head, by turns
+                  so that several drafters of one target may serve one head, by turns
     max_requests  cache slots, the target's
     max_len       positions per slot, the target's
     block_size    most drafts per block; default what the head was trained for. More is possible
