@@ -29,15 +29,27 @@ DSPARK_DEVICE uint32_t element_bits(Half x) {
     return x.bits;
 }
 
+// What a load has to know of who writes the memory, and of who reads it again.
+enum class Reading {
+    kConstant,  // nothing writes it during the launch
+    kOnce,      // likewise, and see load16_once
+    kFresh,     // blocks that this one has awaited wrote it
+};
+
+DSPARK_DEVICE Bytes16 load16(Global<const void> p, int64_t byte_offset, Reading reading) {
+    if (reading == Reading::kOnce) return load16_once(p, byte_offset);
+    if (reading == Reading::kConstant) return load16(p, byte_offset);
+    return global_cast<const Bytes16>(global_cast<const char>(p) + byte_offset)[0];
+}
+
 // 16 bytes of elements from number `first` on. In one load where they are aligned and lie below
-// `count`; past that the elements have the bits `empty`. is_once: see load16_once.
+// `count`; past that the elements have the bits `empty`.
 template <class T>
 DSPARK_DEVICE Bytes16 load_elements(Global<const T> from, int first, int count, uint32_t empty,
-                                    bool is_aligned, bool is_once = false) {
+                                    bool is_aligned, Reading reading = Reading::kConstant) {
     constexpr int kSize = static_cast<int>(sizeof(T));
     if (is_aligned && first + 16 / kSize <= count) {
-        const int64_t byte = int64_t{first} * kSize;
-        return is_once ? load16_once(from, byte) : load16(from, byte);
+        return load16(from, int64_t{first} * kSize, reading);
     }
     Bytes16 bytes;
     for (int w = 0; w < 4; ++w) {

@@ -81,7 +81,7 @@ def main() -> None:
     )
     print("|--:" * 10 + "|")
     for batch, exact in itertools.product((1, 8, 64), (True, False)):
-        m = measure(case(batch, drafts=1) | {"exact": exact})
+        m = measure(case(batch, drafts=2) | {"exact": exact})
         print(
             f"| {batch} | {exact} | {m['launches']} | {m['w2']:.3f} | {m['streams']:.3f} "
             f"| {m['row']:.3f} | {m['inputs']:.3f} | {m['ratio']:.3f} | {m['sectors']:.3f} "

@@ -14,7 +14,7 @@ namespace dspark::DSPARK_ISA::draft {
 struct InputRow {
     Global<const void> data;  // null: zeros
     FloatType type;
-    bool is_constant;  // nothing writes it during the launch
+    Reading reading;
 };
 
 DSPARK_DEVICE Global<const void> row_of(FloatType type, Global<const void> data, int64_t row,
@@ -30,16 +30,17 @@ DSPARK_DEVICE InputRow input_row(const MarkovStep& step, int64_t b) {
     if (args.head != MarkovHead::kVanilla) {
         const Global<const void> all = args.bias_input;
         const Global<const void> row = row_of(FloatType::kFloat32, all, b, args.padded_rank);
-        return {b < args.batch ? row : nullptr, FloatType::kFloat32, false};
+        return {b < args.batch ? row : nullptr, FloatType::kFloat32, Reading::kFresh};
     }
-    if (b >= args.batch) return {nullptr, args.w1_type, true};
+    if (b >= args.batch) return {nullptr, args.w1_type, Reading::kConstant};
     if (step.k > 0) {
         const int64_t row = b * args.num_drafts + step.k;
-        return {row_of(args.w1_type, args.prev_embed, row, args.rank), args.w1_type, false};
+        return {row_of(args.w1_type, args.prev_embed, row, args.rank), args.w1_type,
+                Reading::kFresh};
     }
     const int64_t token = args.anchor[b];
-    if (!has_embedding(args, token)) return {nullptr, args.w1_type, true};
-    return {row_of(args.w1_type, args.w1, token, args.rank), args.w1_type, true};
+    if (!has_embedding(args, token)) return {nullptr, args.w1_type, Reading::kConstant};
+    return {row_of(args.w1_type, args.w1, token, args.rank), args.w1_type, Reading::kConstant};
 }
 
 // Brings the inputs of a group into the arena, from its begin on.
@@ -61,7 +62,7 @@ DSPARK_DEVICE void stage_inputs(const MarkovStep& step, int64_t first_request,
             const bool is_in = request < plan.group_size;
             const InputRow row = input_row(step, is_in ? first_request + request : step.args.batch);
             loaded.row[r] =
-                load_piece(row.data, type, j, static_cast<int>(step.args.rank), row.is_constant);
+                load_piece(row.data, type, j, static_cast<int>(step.args.rank), row.reading);
         }
         if constexpr (kNarrow) {
             store_narrow_pieces<W>(loaded, quad / 2 * plan.size * 4, quad % 2, j, shared);
@@ -92,7 +93,7 @@ class RowLoader {
             const Global<const void> data =
                 is_in ? row_of(args_.w2_type, args_.w2, row, args_.rank) : nullptr;
             pieces_.row[r] = load_piece(data, args_.w2_type, first + j_,
-                                        static_cast<int>(args_.rank), true, true);
+                                        static_cast<int>(args_.rank), Reading::kOnce);
         }
     }
     template <int W>

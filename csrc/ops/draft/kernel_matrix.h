@@ -65,11 +65,11 @@ template <class Half>
 DSPARK_DEVICE Bytes16 half_inputs(const MarkovStep& step, int64_t b, int j) {
     const InputRow row = input_row(step, b);
     const int rank = static_cast<int>(step.args.rank);
-    const Bytes16 first = load_piece(row.data, row.type, j, rank, row.is_constant);
+    const Bytes16 first = load_piece(row.data, row.type, j, rank, row.reading);
     if (row.type == kTypeOf<Half>) return first;
     Bytes16 second = {};
     if (row.type == FloatType::kFloat32) {
-        second = load_piece(row.data, row.type, j + 4, rank, row.is_constant);
+        second = load_piece(row.data, row.type, j + 4, rank, row.reading);
     }
     float x[8];
     unpack_entries(row.type, first, second, x);

@@ -49,16 +49,15 @@ DSPARK_DEVICE int piece_entries(FloatType type) {
     return type == FloatType::kFloat32 ? kPieceEntries<float> : kPieceEntries<BFloat16>;
 }
 
-// A piece of a row of `count` entries, zeros behind them; of no row: zeros. `is_constant`: nothing
-// writes the row during the launch; is_once: see load16_once.
+// A piece of a row of `count` entries, zeros behind them; of no row: zeros.
 DSPARK_DEVICE Bytes16 load_piece(Global<const void> row, FloatType type, int first, int count,
-                                 bool is_constant, bool is_once = false) {
+                                 Reading reading) {
     if (row == nullptr) return {};
-    const bool is_aligned = is_constant && bit_cast<uint64_t>(row) % 16 == 0;
+    const bool is_aligned = bit_cast<uint64_t>(row) % 16 == 0;
     if (type == FloatType::kFloat32) {
-        return load_elements(global_cast<const float>(row), first, count, 0, is_aligned, is_once);
+        return load_elements(global_cast<const float>(row), first, count, 0, is_aligned, reading);
     }
-    return load_elements(global_cast<const BFloat16>(row), first, count, 0, is_aligned, is_once);
+    return load_elements(global_cast<const BFloat16>(row), first, count, 0, is_aligned, reading);
 }
 
 template <class Half>
