@@ -64,13 +64,18 @@ class CostTable:
     ):
         _check_word("interpolation", interpolation)
         _check_word("request_interpolation", request_interpolation)
-        if linear_above is not None and (interpolation != "step" or linear_above < 0):
+        if linear_above is not None:
+            forms.number("linear_above", linear_above)
+        if linear_above is not None and (
+            interpolation != "step" or linear_above < 0 or int(linear_above) != linear_above
+        ):
             raise ValueError(
                 "dspark_ext.CostTable: linear_above: expected a number of rows >= 0 with "
                 f"interpolation 'step', got {linear_above} with {interpolation!r}"
             )
         self.rows, self.sample_seconds = forms.samples("rows", rows, "seconds", seconds)
-        self.interpolation, self.linear_above = interpolation, linear_above
+        self.interpolation = interpolation
+        self.linear_above = None if linear_above is None else int(linear_above)
         self.request_interpolation = request_interpolation
         raised = _raised(self.sample_seconds)
         self.largest_raise = max(

@@ -6,6 +6,7 @@ Arithmetic: docs/numerics.md section 9. B requests, K drafts per request; x_0 is
 last emitted token, whose KV is not written yet.
 """
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -174,10 +175,16 @@ def unpack(rows: torch.Tensor, batch: VerifyBatch, fill: float = 0.0) -> torch.T
 
 
 def _check_fill(fill: float, dtype: torch.dtype) -> None:
-    if dtype.is_floating_point or dtype.is_complex:
+    if dtype.is_complex:
         return
-    low, high = (0, 1) if dtype == torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
-    if not (low <= fill <= high and fill == int(fill)):
+    if dtype.is_floating_point:
+        is_held = not abs(fill) < math.inf or abs(fill) <= torch.finfo(dtype).max
+    elif dtype == torch.bool:
+        is_held = fill in (0, 1)
+    else:
+        numbers = torch.iinfo(dtype)
+        is_held = numbers.min <= fill <= numbers.max and fill == int(fill)
+    if not is_held:
         raise ValueError(
             "dspark_ext.unpack: fill: expected a number that "
             f"{str(dtype).removeprefix('torch.')} holds, got {fill}"

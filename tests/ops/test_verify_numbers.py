@@ -117,7 +117,7 @@ def test_a_block_size_without_a_table_is_refused():
     ("dtype", "fill"),
     [
         (torch.int64, 0.5), (torch.int64, math.nan), (torch.int64, math.inf), (torch.uint8, -1),
-        (torch.int8, 128), (torch.bool, 2),
+        (torch.int8, 128), (torch.bool, 2), (torch.float32, 1e39), (torch.float16, -65536),
     ],
     ids=str,
 )  # fmt: skip
@@ -172,6 +172,26 @@ def test_slots_beyond_the_last_get_the_average():
     estimator.update()
     first, second, *others = estimator.confidence(torch.tensor([0, 1, -1, 2, 3, 2**62])).tolist()
     assert second < others[0] < first and others == [others[0]] * 4
+
+
+@pytest.mark.parametrize("limit", [math.nan, math.inf, 2.5, True, -1, "4"], ids=str)
+def test_a_limit_of_graphs_that_is_no_number_of_rows_is_refused(limit):
+    with pytest.raises(ValueError, match="dspark_ext.CostTable: linear_above: expected a "):
+        verify.CostTable([1, 4], [1.0, 2.0], "step", linear_above=limit)
+
+
+def test_a_table_of_arrays_is_stored(tmp_path):
+    arguments = {"request_rows": np.array([1]), "request_seconds": np.array([0.5])}
+    table = verify.CostTable(
+        np.array([2, 4, 8]),
+        np.array([1.0, 2.0, 4.0]),
+        "step",
+        linear_above=np.int64(4),
+        **arguments,
+    )
+    table.save(tmp_path / "cost.json")
+    again = verify.CostTable.load(tmp_path / "cost.json")
+    assert [table.cost(n, 1) for n in range(9)] == [again.cost(n, 1) for n in range(9)]
 
 
 def test_a_table_has_no_time_for_fewer_than_no_rows():

@@ -165,7 +165,7 @@ class ExpertParallel:
         Args:
             y: `[rows, d]` float32, bfloat16 or float16, what the experts of this rank made, in the
                 order of `local_plan`. d and the dtype are the same on all ranks.
-            local_plan: `moe.plan(dispatched.ids, num_local_experts, ...)`.
+            local_plan: what `plan` gives.
             dispatched: of this call's `dispatch`.
             weights: `[T, k]`, of this rank's own tokens.
             shared, residual: `[T, d]`, as for `moe.combine`.
