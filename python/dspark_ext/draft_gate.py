@@ -136,6 +136,7 @@ class DraftGate:
             takes in the tokens of plain steps only when it is used again.
         """
         _check_rows("should_draft", num_other_rows)
+        _checked("should_draft: catch_up_seconds", catch_up_seconds)
         if num_requests < 1:
             return False
         if self.pays(num_requests, num_other_rows):
@@ -165,6 +166,7 @@ class DraftGate:
                 f"{num_accepted}, {num_verified} and drafted={drafted}"
             )
         _check_rows("update", num_other_rows)
+        _checked("update: catch_up_seconds", catch_up_seconds)
         if num_requests < 1:
             return
         plain = self._seconds(num_requests, num_requests, num_other_rows)
@@ -199,7 +201,8 @@ class DraftGate:
         accepted += errors * (accepted * (1.0 + accepted) / evidence.blocks) ** 0.5
         rows = num_requests * (1.0 + evidence.verified / evidence.blocks)
         plain = self._seconds(num_requests, num_requests, num_other_rows)
-        step = self._seconds(rows, num_requests, num_other_rows) + self._drafting(num_requests)
+        drafting = _checked("draft_seconds", self._drafting(num_requests))
+        step = self._seconds(rows, num_requests, num_other_rows) + drafting
         return plain * (1.0 + accepted) - step
 
     def _seconds(self, rows: float, num_requests: int, num_other_rows: int) -> float:
@@ -216,6 +219,12 @@ def _curve(values: list[float]) -> Callable[[int], float]:
 
 def _at(values: list[float], count: int) -> float:
     return values[min(count, len(values) - 1)]
+
+
+def _checked(name: str, seconds: float) -> float:
+    if not seconds >= 0.0:
+        raise _error(f"{name}: expected >= 0 seconds, got {seconds}")
+    return seconds
 
 
 def _check_rows(method: str, num_other_rows: int) -> None:

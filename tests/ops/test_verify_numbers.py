@@ -205,6 +205,20 @@ def test_a_table_has_no_time_for_fewer_than_no_rows():
         verify.DraftGate(table).pays(1, -1)
 
 
+@pytest.mark.parametrize("seconds", [math.nan, -0.5])
+def test_seconds_of_drafting_that_are_none_are_refused(seconds):
+    """A NaN would close the gate for good, without a word."""
+    gate = verify.DraftGate(TABLE, lambda requests: seconds, min_blocks=1, min_steps=1)
+    with pytest.raises(ValueError, match="DraftGate: update: catch_up_seconds: expected >= 0 sec"):
+        gate.update(2, True, 2, 1, catch_up_seconds=seconds)
+    with pytest.raises(ValueError, match="DraftGate: should_draft: catch_up_seconds: expected"):
+        gate.should_draft(2, catch_up_seconds=seconds)
+    assert gate.should_draft(2)
+    gate.update(2, True, 2, 1)
+    with pytest.raises(ValueError, match="DraftGate: draft_seconds: expected >= 0 seconds, got"):
+        gate.should_draft(2)
+
+
 @pytest.mark.parametrize("counts", [[1.5, 8], [True, 2.0], [4, 2**20 + 1], ["4"]], ids=str)
 def test_nothing_is_measured_for_a_table_that_cannot_be(counts):
     calls = []
