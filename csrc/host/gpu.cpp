@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <stdexcept>
 
+#include "device/launch_code.h"
+
 // Declared by torch's headers only for builds against a GPU torch. A CPU torch lacks the functions,
 // so they are weak: null there.
 extern "C" {
@@ -24,6 +26,11 @@ const GpuBackend* backend_in_use = cuda::gpu_backend();
 const GpuBackend* backend_in_use = nullptr;
 #endif
 std::string state = "cuda backend " DSPARK_CUDA_STATE;
+const char* facts_in_use = DSPARK_CUDA_FACTS;
+
+// What both vendors' runtimes return where the binary holds no code for the device: invalid device
+// function, no kernel image.
+constexpr int kNoCodeForDevice[] = {98, 209};
 
 [[noreturn]] void fail(const char* op, const std::string& message) {
     throw std::runtime_error(std::string("dspark_ext.") + op + ": " + message);
@@ -32,6 +39,13 @@ std::string state = "cuda backend " DSPARK_CUDA_STATE;
 const GpuBackend& backend_for(const char* op) {
     if (backend_in_use == nullptr) fail(op, missing_backend());
     return *backend_in_use;
+}
+
+// "90a-real 80-virtual": the second field of the facts.
+std::string built_architectures() {
+    const std::string facts = facts_in_use;
+    const size_t begin = facts.find('|') + 1;
+    return facts.substr(begin, facts.find('|', begin) - begin);
 }
 
 void* current_stream(const char* op, int32_t device_index) {
@@ -70,6 +84,7 @@ void use_hip(const std::string& path) {
         return;
     }
     backend_in_use = reinterpret_cast<const GpuBackend* (*)()>(table)();
+    facts_in_use = DSPARK_HIP_FACTS;
 #else
     (void)path;
     state = "hip backend " DSPARK_HIP_STATE;
@@ -79,14 +94,25 @@ void use_hip(const std::string& path) {
 Device::Device(const char* op, const torch::stable::Tensor& tensor)
     : op_(op),
       backend_(backend_for(op)),
-      guard_(tensor.get_device_index()),
-      stream_(current_stream(op, tensor.get_device_index())) {}
+      index_(tensor.get_device_index()),
+      guard_(index_),
+      stream_(current_stream(op, index_)) {}
 
 void Device::check(int code, const char* kernel) const {
     if (code == 0) return;
     const std::string where = kernel != nullptr ? std::string(" at the launch of ") + kernel : "";
-    fail(op_, std::string(backend_.name) + " error " + std::to_string(code) + where + ": " +
-                  backend_.error_string(code));
+    if (code == kTooManyBlocks) {
+        fail(op_, "expected work for some 16 million blocks" + where + ", got more");
+    }
+    std::string message = std::string(backend_.name) + " error " + std::to_string(code) + where +
+                          ": " + backend_.error_string(code);
+    for (const int missing : kNoCodeForDevice) {
+        if (code != missing) continue;
+        message += "; GPU " + std::to_string(index_) +
+                   " needs code of its architecture, built: " + built_architectures() +
+                   " (docs/install.md)";
+    }
+    fail(op_, message);
 }
 
 }  // namespace dspark::gpu

@@ -9,6 +9,8 @@
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/tensor.h>
 
+#include <cstdint>
+
 #include "host/gpu_backend.h"
 
 namespace dspark::gpu {
@@ -28,6 +30,7 @@ class Device {
   private:
     const char* op_;
     const GpuBackend& backend_;
+    int32_t index_;
     torch::stable::accelerator::DeviceGuard guard_;
     void* stream_;
 };

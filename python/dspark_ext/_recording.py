@@ -112,6 +112,8 @@ class _Operations(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
+        if function.namespace == "prim":  # a question to a kind of tensor, not an operation
+            return function(*args, **kwargs)
         if function._can_decompose():  # what is inside may read values
             with self:
                 result = function.decompose(*args, **kwargs)
@@ -149,8 +151,8 @@ def _obstacle(function, args, kwargs) -> str | None:
 
 
 def _check_devices(function, args, kwargs, result) -> None:
-    read = {each.device.type for each in tensors_of((args, kwargs)) if each.dim()}
-    made = {each.device.type for each in tensors_of(result)}
+    read = {str(each.device) for each in tensors_of((args, kwargs)) if each.dim()}
+    made = {str(each.device) for each in tensors_of(result)}
     if len(read | made) > 1 and read:
         raise CaptureError(
             f"{function} goes from {'/'.join(sorted(read))} to {'/'.join(sorted(made))}{_place()}"

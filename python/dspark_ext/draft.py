@@ -309,7 +309,7 @@ def confidence(
     """
     if bias is not None:
         if not isinstance(bias, torch.Tensor):
-            bias = torch.tensor([bias], dtype=torch.float32, device=hidden.device)
+            bias = torch.full((1,), bias, dtype=torch.float32, device=hidden.device)
         elif bias.dim() != 1:
             bias = bias.reshape(-1)
     if weight.dim() == 2 and weight.shape[0] == 1:

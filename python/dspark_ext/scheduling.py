@@ -11,6 +11,7 @@ import torch
 
 from . import _operators as _ops
 from ._integers import as_int32, clamped
+from ._upload import upload
 from .cost_table import CostTable
 
 _CAPACITY = "draft_capacity"
@@ -144,14 +145,13 @@ def schedule(
 
 
 def _as_capacity(capacity, device: torch.device | None) -> torch.Tensor:
-    if isinstance(capacity, torch.Tensor) and capacity.dtype == torch.int32:
-        return capacity if device is None or capacity.device == device else capacity.to(device)
     if isinstance(capacity, torch.Tensor):
-        capacity = as_int32("schedule", "capacity", capacity)
-    else:
-        values = capacity.tolist() if hasattr(capacity, "tolist") else capacity
-        capacity = [clamped("schedule", "capacity", value) for value in values]
-    return torch.as_tensor(capacity, dtype=torch.int32, device=device)
+        if capacity.dtype != torch.int32:
+            capacity = as_int32("schedule", "capacity", capacity)
+        return capacity if device is None or capacity.device == device else capacity.to(device)
+    values = capacity.tolist() if hasattr(capacity, "tolist") else capacity
+    capacity = [clamped("schedule", "capacity", value) for value in values]
+    return upload(capacity, torch.int32, device)
 
 
 def _check_mode(mode, confidence, budget, threshold, lagged_confidence) -> None:

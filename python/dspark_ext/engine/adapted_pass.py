@@ -72,7 +72,7 @@ class Pass:
         order = torch.argsort(request_of, stable=True)
         first = torch.searchsorted(request_of[order], request_of[order])
         columns = torch.empty_like(order)
-        columns[order] = torch.arange(len(order)) - first
+        columns[order] = torch.arange(len(order), device="cpu") - first
         self.width = int(columns.max()) + 1
         self.positions, self.request_of = positions.to(device), request_of.to(device)
         self.columns, self.blocks = columns.to(device), blocks.to(device)

@@ -44,8 +44,9 @@ class KVCache:
         device: torch.device | str = "cpu",
     ) -> None:
         shape = (num_slots, length, num_kv_heads, head_dim)
-        self.keys = [torch.zeros(shape, device=device) for _ in range(num_layers)]
-        self.values = [torch.zeros(shape, device=device) for _ in range(num_layers)]
+        floats = {"dtype": torch.float32, "device": device}
+        self.keys = [torch.zeros(shape, **floats) for _ in range(num_layers)]
+        self.values = [torch.zeros(shape, **floats) for _ in range(num_layers)]
         self.num_slots = num_slots
         self.length = length
 
@@ -76,7 +77,7 @@ class KVCache:
 
     def cells(self, slot: int, first: int, stop: int) -> torch.Tensor:
         """Positions first .. stop-1 of a slot as rows of the stores, slots and positions in one."""
-        return slot * self.length + torch.arange(first, stop)
+        return slot * self.length + torch.arange(first, stop, device="cpu")
 
 
 class PagedKVCache:
@@ -89,10 +90,11 @@ class PagedKVCache:
     def __init__(self, num_layers: int, pool: BlockPool, num_kv_heads: int, head_dim: int) -> None:
         self.pool = pool
         shape = (pool.num_blocks, pool.block_size, num_kv_heads, head_dim)
-        self.keys = [torch.zeros(shape) for _ in range(num_layers)]
-        self.values = [torch.zeros(shape) for _ in range(num_layers)]
+        floats = {"dtype": torch.float32, "device": "cpu"}
+        self.keys = [torch.zeros(shape, **floats) for _ in range(num_layers)]
+        self.values = [torch.zeros(shape, **floats) for _ in range(num_layers)]
         cells = pool.num_blocks * pool.block_size
-        self._cos, self._sin = torch.zeros(cells, head_dim), torch.zeros(cells, head_dim)
+        self._cos, self._sin = (torch.zeros(cells, head_dim, **floats) for _ in range(2))
 
     def begin(self, slots, positions, cos, sin) -> CacheRows:
         """See `KVCache.begin`. Blocks are taken for rows that have none."""
@@ -102,7 +104,7 @@ class PagedKVCache:
         requests, request_of = torch.unique(slots, return_inverse=True)
         length = int(positions.max()) + 1 if len(positions) else 0
         blocks = self.pool.table[requests, : -(-length // self.pool.block_size)].clamp(min=0)
-        one_store = torch.zeros(len(slots), dtype=torch.int32)
+        one_store = torch.zeros(len(slots), dtype=torch.int32, device="cpu")
         return CacheRows(one_store, cells, self._cos, self._sin, request_of.int(), blocks)
 
     def stores(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -117,7 +119,7 @@ class PagedKVCache:
 
     def cells(self, slot: int, first: int, stop: int) -> torch.Tensor:
         """See `KVCache.cells`. The slot has blocks for them."""
-        positions = torch.arange(first, stop)
+        positions = torch.arange(first, stop, device="cpu")
         return self.pool.rows(torch.full_like(positions, slot), positions)
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from .._recording import capture_obstacle
+from .._upload import upload
 from .target import Bounds, Target, TargetBatch
 
 if TYPE_CHECKING:
@@ -25,15 +26,15 @@ def target_obstacle(target: Target) -> str | None:
     device = torch.device(getattr(target, "device", "cpu"))
     length, last = min(_LENGTH, target.max_len), target.max_requests - 1
     second = min(1, length - 1)
-    ids, positions, slots = torch.tensor([[1, 0], [0, second], [0, 0]], device=device)
+    ids, positions, slots = upload([[1, 0], [0, second], [0, 0]], torch.int64, device)
     rows = torch.arange(2, device=device)
     batch = TargetBatch(ids, positions, slots, rows, Bounds(length, 2))
     forward = getattr(target, "forward_fixed", target.forward)
 
     def change() -> None:
-        ids.copy_(torch.tensor([0, 1]))
-        positions.copy_(torch.tensor([length - 1, 0 if last else max(0, length - 2)]))
-        slots.copy_(torch.tensor([0, last]))
+        ids.copy_(upload([0, 1], torch.int64))
+        positions.copy_(upload([length - 1, 0 if last else max(0, length - 2)], torch.int64))
+        slots.copy_(upload([0, last], torch.int64))
 
     if hasattr(target, "refill"):
         target.refill()
@@ -47,8 +48,9 @@ def drafter_obstacle(drafter: Drafter, device: torch.device) -> str | None:
     from .drafter import DraftBatch  # which imports this module
 
     last = drafter.max_requests - 1
-    anchors, positions, slots, seeds = torch.tensor([[0, 1], [0, 0], [0, last], [3, 4]]).to(device)
-    temperature = torch.tensor([0.0, 1.0]).to(device)
+    columns = upload([[0, 1], [0, 0], [0, last], [3, 4]], torch.int64, device)
+    anchors, positions, slots, seeds = columns
+    temperature = upload([0.0, 1.0], torch.float32, device)
     batch = DraftBatch(anchors, positions, slots, temperature, seeds)
     changed = DraftBatch(1 - anchors, positions + 1, slots.flip(0), 1 - temperature, seeds + 2)
 

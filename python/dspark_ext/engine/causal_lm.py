@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from .._upload import upload
 from . import slot_state
 from .adapted_pass import ComputedKeysError, FixedPass, LayerStore, Pass
 from .capture_check import target_obstacle
@@ -124,12 +125,12 @@ class CausalLMTarget:
 
     def _stores(self) -> dict[str, torch.Tensor]:
         if not self.store.keys:  # made when layers first write; let them write a padding row
-            row = torch.tensor([-1])
-            self.forward(TargetBatch(row + 1, row + 1, row, torch.tensor([0])))
+            row = torch.tensor([-1], device="cpu")
+            self.forward(TargetBatch(row + 1, row + 1, row, row + 1))
         return slot_state.flat_stores(self.store.keys, self.store.values)
 
     def _cells(self, slot: int, length: int) -> torch.Tensor:
-        positions = torch.arange(length)
+        positions = torch.arange(length, device="cpu")
         slots = torch.full_like(positions, slot)
         self.pool.grow(slots, positions)
         return self.pool.rows(slots, positions)
@@ -140,8 +141,8 @@ class CausalLMTarget:
         count, device = len(batch.input_ids), self.device
         if count == 0:
             return TargetOutput(
-                torch.empty(0, self.vocab_size, device=device),
-                torch.empty(0, self.num_features, device=device),
+                torch.empty(0, self.vocab_size, dtype=torch.float32, device=device),
+                torch.empty(0, self.num_features, dtype=torch.float32, device=device),
             )
 
         def run() -> TargetOutput:
@@ -191,7 +192,8 @@ class CausalLMTarget:
         arguments = {}
         if logit_rows is not None and "logits_to_keep" in self._arguments:
             arguments["logits_to_keep"], logit_rows = logit_rows, None
-        features = torch.empty(count, len(self._taps), self.hidden_size, device=device)
+        shape = count, len(self._taps), self.hidden_size
+        features = torch.empty(shape, dtype=torch.float32, device=device)
         hooks = [
             layer.register_forward_hook(_keep_output(features, index))
             for index, layer in enumerate(self._taps)
@@ -236,11 +238,13 @@ class CausalLMTarget:
         for start, stop in ((0, half), (half, None)):
             parts = [ids[start:stop] for ids in samples]
             lengths = [len(part) for part in parts]
-            rows = torch.arange(sum(lengths))
+            rows = torch.arange(sum(lengths), device="cpu")
             batch = TargetBatch(
                 torch.cat(parts),
-                torch.cat([start + torch.arange(length) for length in lengths]),
-                torch.repeat_interleave(torch.arange(len(samples)), torch.tensor(lengths)),
+                torch.cat([start + torch.arange(length, device="cpu") for length in lengths]),
+                upload(
+                    [row for row, count in enumerate(lengths) for _ in range(count)], torch.int64
+                ),
                 rows,
             )
             try:
@@ -289,9 +293,12 @@ def _keep_output(features: torch.Tensor, index: int):
 
 
 def _check_samples(vocab_size: int, max_requests: int, max_len: int) -> list[torch.Tensor]:
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator("cpu").manual_seed(0)
     lengths = (min(9, max_len), min(7, max_len))[:max_requests]
-    return [torch.randint(vocab_size, (length,), generator=generator) for length in lengths]
+    return [
+        torch.randint(vocab_size, (length,), generator=generator, device="cpu")
+        for length in lengths
+    ]
 
 
 def _check_supported(model, config, arguments, max_len: int) -> None:

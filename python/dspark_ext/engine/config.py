@@ -188,7 +188,8 @@ class SpeculativeConfig:
                 f"{len(rates)}",
             )
         before = (1.0, *rates)
-        return torch.tensor([now / past if past else 0.0 for past, now in zip(before, rates)])
+        conditional = [now / past if past else 0.0 for past, now in zip(before, rates)]
+        return torch.tensor(conditional, dtype=torch.float32, device="cpu")
 
 
 def _check_ranges(config: SpeculativeConfig) -> None:

@@ -75,9 +75,9 @@ def profile_step(
     def drafts_for(count: int) -> None:
         index = torch.arange(count, device=device)
         zeros = torch.zeros_like(index)
-        features = torch.zeros(count, drafter.num_features, device=device)
+        features = torch.zeros(count, drafter.num_features, dtype=torch.float32, device=device)
         drafter.append(features, zeros, index, zeros)
-        temperature = torch.ones(count, device=device)
+        temperature = torch.ones(count, dtype=torch.float32, device=device)
         batch = DraftBatch(zeros, zeros + 1, index, temperature, index)
         run_drafter.draft(batch, min(num_drafts, drafter.block_size), "probabilistic")
         report(f"drafts for {count} requests")

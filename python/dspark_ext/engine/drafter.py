@@ -143,7 +143,7 @@ class DSparkDrafter:
         self._confidence_weight = _kept(head.confidence_weight, device)
         self._confidence_bias = _kept(head.confidence_bias, device)
         length = max_len + self.block_size
-        cos, sin = (table.flatten(1) for table in head.rotary(torch.arange(length)))
+        cos, sin = (table.flatten(1) for table in head.rotary(torch.arange(length, device="cpu")))
         self._cos, self._sin = (_kept(table, device).repeat(1, 2) for table in (cos, sin))
         sizes = config.num_key_value_heads, config.head_dim
         self.cache = KVCache(len(self._stages), max_requests, length, *sizes, device)

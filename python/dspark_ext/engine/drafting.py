@@ -4,6 +4,7 @@ import dataclasses
 
 import torch
 
+from .._upload import upload
 from ..draft import RowStatistics
 from .drafter import Draft, DraftBatch, Drafter
 
@@ -71,7 +72,8 @@ def propose(
 
 def nothing(size: int, device: torch.device | str) -> Proposal:
     ids = torch.empty((size, 0), dtype=torch.int64, device=device)
-    return Proposal(Draft(ids, None, torch.empty((size, 0), device=device)), [0] * size)
+    confidence = torch.empty((size, 0), dtype=torch.float32, device=device)
+    return Proposal(Draft(ids, None, confidence), [0] * size)
 
 
 def _continuing(blocks, members, made, room, num_drafts, threshold) -> list[int]:
@@ -98,7 +100,7 @@ def _behind(batch: DraftBatch, block: Draft, num_drafts: int) -> DraftBatch:
 def _select(batch: DraftBatch, rows: list[int], size: int) -> DraftBatch:
     if len(rows) == size:
         return batch
-    index = torch.tensor(rows, dtype=torch.int64, device=batch.anchor.device)
+    index = upload(rows, torch.int64, batch.anchor.device)
     return DraftBatch(*(getattr(batch, each.name)[index] for each in dataclasses.fields(batch)))
 
 
@@ -106,7 +108,7 @@ def _spread(block: Draft, rows: list[int], size: int) -> Draft:
     """Rows of some requests as rows of all; the others have no proposals."""
     if len(rows) == size:
         return block
-    index = torch.tensor(rows, dtype=torch.int64, device=block.token_ids.device)
+    index = upload(rows, torch.int64, block.token_ids.device)
 
     def spread(values: torch.Tensor | None, fill: float) -> torch.Tensor | None:
         if values is None:

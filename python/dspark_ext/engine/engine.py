@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 
 from .. import verify
+from .._upload import upload
 from .cache import SlotAllocator
 from .config import SpeculativeConfig
 from .costs import Progress, cached_profile, device_of, profile_step
@@ -82,8 +83,10 @@ class DSparkEngine:
         threshold = config.continue_threshold
         self.continue_threshold = CONTINUE_THRESHOLD if threshold is None else threshold
         shape = (target.max_requests, self.most_drafts)
-        self.acceptance = verify.AcceptanceStats(*shape)
-        self.lagged = torch.ones(shape, device=self.device) if config.schedule == "lagged" else None
+        self.acceptance = verify.AcceptanceStats(*shape, device="cpu")
+        self.lagged = None
+        if config.schedule == "lagged":
+            self.lagged = torch.ones(shape, dtype=torch.float32, device=self.device)
         self._rates = None
         if config.lossy and drafter is not None:
             self._rates = config.conditional_acceptance_rates(self.most_drafts).to(self.device)
@@ -284,7 +287,7 @@ class DSparkEngine:
     def admitted(self, request: Request) -> None:
         """A new request holds its slot."""
         slot = request.slot
-        self.acceptance.reset(torch.tensor([slot]))
+        self.acceptance.reset(upload([slot], torch.int64))
         if self.lagged is not None:
             self.lagged[slot] = 1.0
         if request.restore is not None:
@@ -295,7 +298,7 @@ class DSparkEngine:
         if not result.ready:
             return
         columns = (result.num_verified, result.num_accepted, [each.slot for each in result.ready])
-        self.acceptance.update(*(torch.tensor(each, dtype=torch.int32) for each in columns))
+        self.acceptance.update(*(upload(each, torch.int32) for each in columns))
         wanted = sum(request.speculative for request in result.ready)
         self.switch.update(
             wanted,

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from .._upload import current
 from ..draft import RowStatistics
 from .drafter import Draft, DraftBatch
 from .target import Bounds, TargetBatch, TargetOutput
@@ -27,24 +28,33 @@ SHORTEST = 256  # least length of context that passes are captured for
 
 
 class CudaCapture:
-    """Captures on the current CUDA (or HIP) device. Its graphs share one memory pool: running one
-    overwrites the results of the others, so results that are in use at the same time, a target's
-    and a drafter's, need a capture each."""
+    """Captures on the CUDA (or HIP) device that is the current one at its first call, on a stream
+    of its own: torch's stream for captures belongs to one device for the whole process. Its graphs
+    share one memory pool: running one overwrites the results of the others, so results that are in
+    use at the same time, a target's and a drafter's, need a capture each."""
 
     def __init__(self, warmup: int = 2) -> None:
         self._warmup = warmup
         self._pool = torch.cuda.graph_pool_handle()
+        self._stream: torch.cuda.Stream | None = None
 
     def __call__(self, run: Callable[[], Tensors]) -> tuple[Callable[[], None], Tensors]:
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
+        if self._stream is None:
+            self._stream = torch.cuda.Stream()
+        stream, before = self._stream, torch.cuda.current_stream()
+        stream.wait_stream(before)
+        with torch.cuda.stream(stream):
             for _ in range(self._warmup):
                 run()
-        torch.cuda.current_stream().wait_stream(side)
+        before.wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            outputs = run()
+        # What other threads do meanwhile, another engine say, is no fault of this pass.
+        options = dict(pool=self._pool, stream=stream, capture_error_mode="thread_local")
+        try:
+            with torch.cuda.graph(graph, **options):
+                outputs = run()
+        finally:
+            torch.cuda.set_stream(before)  # torch leaves the other one where a capture fails
         return graph.replay, outputs
 
 
@@ -134,7 +144,8 @@ class GraphRunner:
         rows = len(inputs[0])
         buffers = [each.new_empty((size, *each.shape[1:])) for each in inputs]
         self._fill(buffers, inputs, rows)
-        replay, outputs = self.capture(lambda: self._results.take(self._function(*buffers)))
+        with current(buffers[0].device):
+            replay, outputs = self.capture(lambda: self._results.take(self._function(*buffers)))
         return buffers, replay, outputs
 
     @staticmethod

@@ -76,7 +76,7 @@ def export_request(
                 "logprobs": _plain_logprobs(request),
             },
             {name: dict(part.identity) for name, part in _identified(engine).items()},
-            torch.tensor(request.token_ids, dtype=torch.int64),
+            torch.tensor(request.token_ids, dtype=torch.int64, device="cpu"),
             {name: part.export_slot(request.slot, cached) for name, part in parts.items()},
         )
 

@@ -100,7 +100,7 @@ class HeadDrafter:
         )
         confidence = drawn.confidence
         if confidence is None:
-            confidence = torch.ones(drawn.token_ids.shape, device=drawn.token_ids.device)
+            confidence = torch.ones_like(drawn.token_ids, dtype=torch.float32)
         if method == "greedy":
             return Draft(drawn.token_ids, None, confidence)
         return Draft(drawn.token_ids, drawn.logits, confidence, drawn.statistics)
@@ -137,7 +137,7 @@ class HeadDrafter:
 
     def _state(self, tensors: dict[str, torch.Tensor]) -> ContextState:
         named = dict(tensors)
-        positions = named.pop("positions", torch.empty(0))
+        positions = named.pop("positions", torch.empty(0, device="cpu"))
         return ContextState(self._empty.header, positions, named)
 
 

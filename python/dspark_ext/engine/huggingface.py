@@ -119,7 +119,8 @@ class HuggingFaceTarget:
         """Make what `export_slot` gave the slot's; token_ids of its positions."""
         self.check_slot(tensors, token_ids)
         count = len(token_ids)
-        self.pool.grow(torch.full((count,), slot), torch.arange(count))
+        positions = torch.arange(count, device="cpu")
+        self.pool.grow(torch.full_like(positions, slot), positions)
         stores = slot_state.flat_stores(self.cache.keys, self.cache.values)
         slot_state.copy_in(stores, self.cache.cells(slot, 0, count), tensors)
 
@@ -134,7 +135,7 @@ class HuggingFaceTarget:
             key_start[window] = (key_end - window).clamp_(min=0)
 
         hidden = self.embedding[batch.input_ids].float()
-        features = torch.empty(len(positions), len(self._taps), self.hidden_size)
+        features = hidden.new_empty(len(positions), len(self._taps), self.hidden_size)
         for index, layer in enumerate(self._layers):
             bounds = key_start[self._windows[index]], key_end
             hidden = hidden + self._attend(index, layer, hidden, rows, bounds)
@@ -230,5 +231,6 @@ def _sliding_windows(config) -> list[int | None]:
 def _rope_table(base: torch.nn.Module, max_len: int) -> tuple[torch.Tensor, torch.Tensor]:
     """cos, sin fp32 [max_len, head_dim] as the model's own rotary embedding computes them."""
     with torch.inference_mode():
-        cos, sin = base.rotary_emb(torch.empty(1, dtype=torch.float32), torch.arange(max_len)[None])
+        positions = torch.arange(max_len, device="cpu")[None]
+        cos, sin = base.rotary_emb(torch.empty(1, dtype=torch.float32, device="cpu"), positions)
     return cos[0].float().contiguous(), sin[0].float().contiguous()

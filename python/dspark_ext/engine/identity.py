@@ -40,7 +40,8 @@ def _parts(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]
 def _sampled(tensor: torch.Tensor) -> bytes:
     """Bytes of evenly spaced values, whatever the dtype."""
     count, size = tensor.numel(), tensor.element_size()
-    values = torch.linspace(0, count - 1, min(_SAMPLES, count), dtype=torch.float64).long()
-    index = (values[:, None] * size + torch.arange(size)).flatten()
+    place = {"device": "cpu"}
+    values = torch.linspace(0, count - 1, min(_SAMPLES, count), dtype=torch.float64, **place).long()
+    index = (values[:, None] * size + torch.arange(size, **place)).flatten()
     raw = tensor.contiguous().reshape(-1).view(torch.uint8)
     return bytes(raw[index.to(raw.device)].tolist())

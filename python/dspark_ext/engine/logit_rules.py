@@ -6,6 +6,7 @@ import logging
 
 import torch
 
+from .._upload import upload
 from .request import Request
 
 _log = logging.getLogger(__name__)
@@ -45,13 +46,13 @@ def _mask_stop_tokens(logits: torch.Tensor, ready: list[Request], packed) -> Non
         return
     device = logits.device
     stops = [each.params.stop_token_ids if each.masked_left else () for each in ready]
-    left = torch.tensor([each.masked_left for each in ready], device=device)
+    left = upload([each.masked_left for each in ready], torch.int64, device)
     owner = packed.request_ids.long()
     place = torch.arange(len(owner), device=device) - packed.query_start_loc.long()[owner]
     masked = place < left[owner]
     for row, ids in enumerate(stops):
         if ids:
-            columns = torch.tensor(ids, dtype=torch.int64, device=device)
+            columns = upload(ids, torch.int64, device)
             rows = (masked & (owner == row))[:, None]
             values = logits[:, columns]
             logits[:, columns] = torch.where(rows, -torch.inf, values)
@@ -95,15 +96,18 @@ def _mask(allowed, row: torch.Tensor) -> torch.Tensor:
 
 def _only(allowed, rows: torch.Tensor) -> torch.Tensor:
     """0 at the allowed ids, else -inf, [V]."""
-    ids = torch.as_tensor(allowed, device=rows.device).long()
+    if isinstance(allowed, torch.Tensor):
+        ids = allowed.to(rows.device, torch.int64)
+    else:
+        ids = upload(allowed, torch.int64, rows.device)
     return rows.new_full(rows.shape[-1:], -torch.inf).index_fill_(0, ids, 0.0)
 
 
 def _bias(rows: torch.Tensor, request: Request) -> None:
     if request.params.logit_bias:
         ids, values = zip(*request.params.logit_bias)
-        columns = torch.tensor(ids, dtype=torch.int64, device=rows.device)
-        added = torch.tensor(values, dtype=rows.dtype, device=rows.device)
+        columns = upload(ids, torch.int64, rows.device)
+        added = upload(values, rows.dtype, rows.device)
         rows.index_add_(1, columns, added.expand(len(rows), -1))
 
 
@@ -113,13 +117,15 @@ def _penalise(rows: torch.Tensor, request: Request, drafts: torch.Tensor) -> Non
         return
 
     def counts_of(token_ids: list[int]) -> torch.Tensor:
-        ids = torch.tensor(token_ids, dtype=torch.int64, device=rows.device)
+        ids = upload(token_ids, torch.int64, rows.device)
         return torch.bincount(ids, minlength=size)
 
-    counts = rows.new_zeros(rows.shape)
+    # Integers: a GPU has no sum of floats in a fixed order.
+    counts = torch.zeros(rows.shape, dtype=torch.int64, device=rows.device)
     inside = (drafts >= 0) & (drafts < size)
-    counts[1:].scatter_(1, drafts.clamp(0, size - 1)[:, None], inside.to(rows.dtype)[:, None])
+    counts[1:].scatter_(1, drafts.clamp(0, size - 1)[:, None], inside.long()[:, None])
     counts = counts.cumsum(0) + counts_of(request.token_ids[request.prompt_length :])
+    counts = counts.to(rows.dtype)
     if params.repetition_penalty != 1:
         seen = (counts + counts_of(request.token_ids[: request.prompt_length])) > 0
         ratio = params.repetition_penalty

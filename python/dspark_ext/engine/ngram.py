@@ -2,6 +2,7 @@
 
 import torch
 
+from .._upload import upload
 from .drafter import Draft, DraftBatch
 from .own_history import OwnHistory
 
@@ -60,7 +61,7 @@ class NGramDrafter:
             "block_size": str(block_size),
             "ngrams": f"{min_ngram}..{max_ngram}",
         }
-        matched = torch.arange(max_ngram + block_size + 1)
+        matched = torch.arange(max_ngram + block_size + 1, dtype=torch.float32, device="cpu")
         self._history = OwnHistory(max_requests, matched / (matched + 1))
 
     @classmethod
@@ -97,8 +98,8 @@ class NGramDrafter:
             matches.append([length + k for k in range(len(tokens))] + [-1] * missing)
         device = batch.anchor.device
         shape = (len(proposals), num_drafts)
-        token_ids = torch.tensor(proposals, dtype=torch.int64).view(shape)
-        kinds = torch.tensor(matches, dtype=torch.int64).view(shape)
+        token_ids = upload(proposals, torch.int64).view(shape)
+        kinds = upload(matches, torch.int64).view(shape)
         confidence = self._history.confidence(batch.slots.cpu(), kinds, chained)
         return Draft(
             token_ids.to(device),

@@ -32,7 +32,7 @@ class OwnHistory:
     ) -> None:
         self._prior = prior.double()
         self._prior_weight, self._decay = prior_weight, decay
-        self._reached = torch.zeros(num_slots, len(prior), dtype=torch.float64)
+        self._reached = torch.zeros(num_slots, len(prior), dtype=torch.float64, device="cpu")
         self._accepted = torch.zeros_like(self._reached)
         self._kinds: list[list[int]] = [[] for _ in range(num_slots)]
 

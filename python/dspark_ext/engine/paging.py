@@ -38,7 +38,7 @@ class BlockPool:
                 raise ValueError(f"dspark_ext.engine.BlockPool: {name}: expected >= 1, got {value}")
         self.num_slots, self.max_len, self.block_size = num_slots, max_len, block_size
         self.num_blocks = num_blocks
-        self.table = torch.full((num_slots, blocks_per_slot), -1, dtype=torch.int64)
+        self.table = torch.full((num_slots, blocks_per_slot), -1, dtype=torch.int64, device="cpu")
         self.version = 0
         self._held = [0] * num_slots
         self._free = list(range(num_blocks))
@@ -110,7 +110,7 @@ class SlotBlocks(BlockPool):
 
     def __init__(self, num_slots: int, max_len: int) -> None:
         super().__init__(num_slots, max_len, max_len)
-        self.table = torch.arange(num_slots)[:, None]
+        self.table = torch.arange(num_slots, device="cpu")[:, None]
         self._held = [1] * num_slots
         self._free = []
 

@@ -3,6 +3,7 @@
 import torch
 
 from .. import verify
+from .._upload import upload
 from .config import SpeculativeConfig
 from .drafting import Proposal
 
@@ -30,7 +31,7 @@ def plan(
         chosen = verify.schedule(
             None,
             mode="fixed",
-            capacity=torch.tensor(capacity, dtype=torch.int32, device=confidence.device),
+            capacity=upload(capacity, torch.int32, confidence.device),
             num_drafts=confidence.shape[1],
         )
         return chosen, len(capacity) + sum(capacity)
@@ -57,5 +58,5 @@ def _against(confidence: torch.Tensor, threshold) -> tuple[torch.Tensor, float]:
     """Confidences and one bound for them; thresholds by position become passed or not."""
     if not isinstance(threshold, tuple):
         return confidence, threshold
-    bounds = torch.tensor(threshold[: confidence.shape[1]], device=confidence.device)
+    bounds = upload(threshold[: confidence.shape[1]], confidence.dtype, confidence.device)
     return (confidence >= bounds).to(confidence.dtype), 0.5

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
+from .._upload import upload
 from . import checks
 from .sampling_params import SamplingParams
 from .text import TextStream
@@ -136,7 +137,7 @@ class SamplingTensors:
         params = [request.params for request in requests]
 
         def column(values: list, dtype: torch.dtype) -> torch.Tensor:
-            return torch.tensor(values, dtype=dtype, device=device)
+            return upload(values, dtype, device)
 
         self.temperature = column([each.temperature for each in params], torch.float32)
         self.seeds = column([request.seed for request in requests], torch.int64)

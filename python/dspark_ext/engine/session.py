@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from .. import sampling
+from .._upload import current
 from ..ranges import ranged
 from .request import Request
 from .stats import GenerationStats, RequestOutput, StepEvent, request_output, token_latencies
@@ -97,7 +98,8 @@ class Session:
                 return []
             start = time.perf_counter()
             try:
-                result = run_step(self.engine, self._running)
+                with current(self.engine.device):
+                    result = run_step(self.engine, self._running)
                 self.engine.count(result)
                 events = self._emit(result, start)
             except BaseException:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import torch
 
 from .. import sampling, verify
+from .._upload import upload
 from .costs import device_of
 from .drafter import Draft, DraftBatch
 from .graphs import Capture, TargetGraphs
@@ -75,7 +76,9 @@ class SmallModelDrafter:
         self._graphs: TargetGraphs | None = None
         self._kept: list[list[int]] = [[] for _ in range(self.max_requests)]
         self._cached: list[list[int]] = [[] for _ in range(self.max_requests)]
-        centres = (torch.arange(_CERTAINTIES) + 0.5) / _CERTAINTIES
+        centres = (
+            torch.arange(_CERTAINTIES, dtype=torch.float32, device="cpu") + 0.5
+        ) / _CERTAINTIES
         self._history = OwnHistory(self.max_requests, 0.25 + 0.5 * centres)
 
     @classmethod
@@ -183,8 +186,12 @@ class SmallModelDrafter:
                 rows = slots, batch.anchor_positions + 1 + k, drawn, k + 1 < room
                 logits = self._step(*rows, min(length + 1 + k, self.max_len))
         shape = (len(slots), num_drafts)
-        token_ids = torch.stack(ids, 1) if ids else torch.empty(shape, dtype=torch.int64)
-        kind = torch.stack(kinds, 1) if kinds else torch.empty(shape, dtype=torch.int64)
+        token_ids = (
+            torch.stack(ids, 1) if ids else torch.empty(shape, dtype=torch.int64, device=device)
+        )
+        kind = (
+            torch.stack(kinds, 1) if kinds else torch.empty(shape, dtype=torch.int64, device=device)
+        )
         confidence = self._history.confidence(slots.cpu(), kind.cpu(), chained).to(device)
         kept = None if greedy or not kept_logits else torch.stack(kept_logits, 1)
         return Draft(token_ids.to(device), kept, confidence, num_proposed=room.to(device))
@@ -263,16 +270,18 @@ class SmallModelDrafter:
             last.append(len(rows) - 1)
         length = 1 + max((position for _, position, _ in rows), default=0)
         widest = max(collections.Counter(slot for _, _, slot in rows).values(), default=0)
-        wanted = torch.tensor(last, dtype=torch.int64)
+        wanted = upload(last, torch.int64)
         parts = []
         for first in range(0, len(rows), self._max_rows):
-            chunk = torch.tensor(rows[first : first + self._max_rows], dtype=torch.int64)
+            chunk = upload(rows[first : first + self._max_rows], torch.int64)
             here = wanted[(wanted >= first) & (wanted < first + self._max_rows)] - first
             token_ids, positions, slots = chunk.t().contiguous()
             bounds = Bounds(length, widest)
             parts.append(self._forward(token_ids, positions, slots, bounds, here))
         if not parts:
-            return torch.empty(0, self._vocab_size, device=batch.anchor.device), length
+            shape, device = (0, self._vocab_size), batch.anchor.device
+            empty = torch.empty(shape, dtype=torch.float32, device=device)
+            return empty, length
         return torch.cat(parts).to(batch.anchor.device), length
 
     def _step(self, slots, positions, token_ids, active, length: int) -> torch.Tensor:

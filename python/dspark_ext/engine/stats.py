@@ -292,14 +292,14 @@ def accepted_by_position(histogram: Sequence[int]) -> list[int]:
 
 def acceptance_report(requests: Sequence[Request], num_drafts: int) -> AcceptanceReport:
     """The counters of `requests` as `AcceptanceStats` reports them."""
-    counters = AcceptanceStats(len(requests), num_drafts)
+    counters = AcceptanceStats(len(requests), num_drafts, device="cpu")
     for row, request in enumerate(requests):
         for tensor, counts in (
             (counters.verified, request.verified),
             (counters.reached, request.reached),
             (counters.histogram, request.histogram),
         ):
-            tensor[row, : len(counts)] = torch.tensor(counts, dtype=torch.int64)
+            tensor[row, : len(counts)] = torch.tensor(counts, dtype=torch.int64, device="cpu")
     return counters.read()
 
 

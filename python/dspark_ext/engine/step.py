@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from .. import sampling, verify
+from .._upload import upload
 from ..ranges import range as profiled
 from ..ranges import ranged
 from . import logit_rules
@@ -141,13 +142,13 @@ def _take_prefill(running: list[Request], budget: int, device) -> tuple[TargetBa
         budget -= stop - start
         request.num_cached = stop
     none = torch.empty(0, dtype=torch.int64, device=device)
-    columns = torch.tensor([ids, positions, slots], dtype=torch.int64, device=device)
+    columns = upload([ids, positions, slots], torch.int64, device)
     return TargetBatch(*columns.unbind(), none), owners
 
 
 def _columns(rows, count: int, device) -> tuple[torch.Tensor, ...]:
     """int64 tensors, one copy to the device for all."""
-    values = torch.tensor(list(rows), dtype=torch.int64, device=device).view(-1, count)
+    values = upload(list(rows), torch.int64, device).view(-1, count)
     return values.t().contiguous().unbind()
 
 
@@ -207,7 +208,7 @@ def _logprobs(logits, ready, law, chosen, result) -> list[list[TokenLogprobs] | 
     if not asking:
         return found
     width = result.token_ids.shape[1]
-    who = torch.tensor(asking, device=logits.device)
+    who = upload(asking, torch.int64, logits.device)
     start = chosen.query_start_loc.long()[who]
     rows = start[:, None] + torch.arange(width, device=logits.device)
     rows = rows.clamp(max=logits.shape[0] - 1).flatten()
@@ -280,7 +281,7 @@ def _append(engine, ready, batch, features, rows, num_verified, token_ids, prefi
         return
     index = slice(kept[0], kept[-1] + 1)
     if index.stop - index.start != len(kept):
-        index = torch.tensor(kept, dtype=torch.int64, device=engine.device)
+        index = upload(kept, torch.int64, engine.device)
     engine.drafter.append(
         features[index], batch.positions[index], batch.slots[index], batch.input_ids[index]
     )
