@@ -9,9 +9,12 @@ def upload(
     values, dtype: torch.dtype | None, device: torch.device | str | None = None
 ) -> torch.Tensor:
     """A tensor of numbers in (nested) lists, on `device`. The host does not wait for a GPU: torch
-    keeps the page-locked memory until the copy is over."""
+    keeps the page-locked memory until the copy is over. A replayed graph would read that memory
+    when it is something else's: in a capture it is a copy that waits, which the capture refuses."""
     device = torch.device("cpu" if device is None else device)
-    pinned = torch.tensor(values, dtype=dtype, device="cpu", pin_memory=device.type == "cuda")
+    if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
+        return torch.tensor(values, dtype=dtype, device=device)
+    pinned = torch.tensor(values, dtype=dtype, device="cpu", pin_memory=True)
     return pinned.to(device, non_blocking=True)
 
 

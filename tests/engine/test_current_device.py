@@ -119,21 +119,28 @@ def test_a_capture_waits_for_what_was_launched_before_and_is_waited_for(cuda):
     assert stream.waited == [before] and before.waited == [stream]
 
 
-def test_values_for_a_gpu_are_page_locked_and_nothing_waits(monkeypatch):
+@pytest.mark.parametrize("captures", [False, True])
+def test_values_for_a_gpu_are_page_locked_and_nothing_waits(monkeypatch, captures):
+    """Save in a capture, which has to refuse it: replays would read that memory again."""
     asked = []
 
-    class Pinned:
+    class Made:
         def to(self, device, non_blocking):
             asked.append((device, non_blocking))
             return self
 
-    def tensor(values, *, dtype, device, pin_memory):
+    def tensor(values, *, dtype, device, pin_memory=False):
         asked.append((values, dtype, device, pin_memory))
-        return Pinned()
+        return Made()
 
     monkeypatch.setattr(_upload.torch, "tensor", tensor)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: captures)
     upload([1, 2], torch.int32, "cuda:1")
-    assert asked == [([1, 2], torch.int32, "cpu", True), (torch.device("cuda:1"), True)]
+    there = torch.device("cuda:1")
+    if captures:
+        assert asked == [([1, 2], torch.int32, there, False)]
+    else:
+        assert asked == [([1, 2], torch.int32, "cpu", True), (there, True)]
 
 
 @pytest.mark.parametrize("name", ["step", "request", "drafting", "planning", "logit_rules"])
