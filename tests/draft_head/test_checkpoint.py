@@ -20,7 +20,11 @@ from checkpoints import (
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from dspark_ext.draft_head.checkpoint import load_draft_head, read_checkpoint_config
+from dspark_ext.draft_head.checkpoint import (
+    CheckpointError,
+    load_draft_head,
+    read_checkpoint_config,
+)
 from dspark_ext.draft_head.checkpoint_files import CheckpointFiles
 from dspark_ext.draft_head.write import released_tensors, save_draft_head
 
@@ -229,6 +233,33 @@ def test_one_matrix_bound_as_both_embedding_and_output_is_written_twice(tmp_path
     head.bind_target(tied, tied)
     save_draft_head(head, tmp_path / "checkpoint")
     assert_same_state(load_draft_head(tmp_path / "checkpoint"), head)
+
+
+def test_draft_ids_are_mapped_even_where_all_are_there(tmp_path):
+    """Some writers put d2t into every file; it may be another order of the vocabulary."""
+    config, dtype = HEADS["qwen3-float32"]
+    head, directory = saved(tmp_path, config, dtype)
+    order = torch.randperm(config.vocab_size, generator=torch.Generator().manual_seed(1))
+    rows = ("lm_head.weight", "markov_head.markov_w2.weight")
+
+    def reorder(tensors):
+        for name in rows:
+            tensors[name] = tensors[name][order].clone()
+        tensors["d2t"] = order - torch.arange(len(order))
+
+    edit(directory, reorder)
+    mapped = load_draft_head(directory, dtype=dtype)
+    again = load_draft_head(save_draft_head(mapped, tmp_path / "again")[0].parent, dtype=dtype)
+    blocks = []
+    for each in (head, mapped, again):
+        each.allocate_context(2, 16)
+        draft_heads.fill(each, 0, 7)
+        blocks.append(draft_heads.draft(each, [3], [7], [0]))
+    for block in blocks[1:]:
+        torch.testing.assert_close(block.logits, blocks[0].logits)
+    edit(directory, lambda tensors: tensors["d2t"].zero_().__setitem__(0, 1))
+    with pytest.raises(CheckpointError, match="draft ids 0 and 1 both lead to 1"):
+        load_draft_head(directory)
 
 
 def test_t2d_is_ignored(tmp_path):

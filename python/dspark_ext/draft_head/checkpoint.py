@@ -79,7 +79,7 @@ def load_draft_head(
             head.bind_target(*target)
         return head
     config, entries = _describe(files, config)
-    head = _make_on_meta(path, config, dtype=dtype)
+    head = _make_on_meta(path, config, entries, dtype=dtype)
     findings = _check(path, head, entries)
     own = {name: entry for name, entry in entries.items() if name not in TARGET_NAMES}
     _fill(head, files.read(own, device), findings)
@@ -112,16 +112,19 @@ def check_draft_head(path: str | Path, config: Mapping[str, Any] | None = None) 
     """What `load_draft_head` finds out before it reads tensors: names, shapes, dtypes and files, by
     the headers alone. Arguments and errors are those of `read_checkpoint_config`."""
     config, entries = _describe(CheckpointFiles(path), config)
-    _check(path, _make_on_meta(path, config), entries)
+    _check(path, _make_on_meta(path, config, entries), entries)
     return config
 
 
-def _make_on_meta(path, config: DraftHeadConfig, **options):
-    """The head without its tensors."""
+def _make_on_meta(path, config: DraftHeadConfig, entries: Mapping[str, Entry], **options):
+    """The head without its tensors. A checkpoint may map draft ids though they are all there."""
     from . import make_draft_head
 
     try:
-        return make_draft_head(config, device="meta", **options)
+        head = make_draft_head(config, device="meta", **options)
+        if "d2t" in entries and config.flavour not in DEEPSEEK_FLAVOURS:
+            head.d2t = torch.zeros(config.draft_vocab_size, dtype=torch.int64, device="meta")
+        return head
     except RuntimeError as error:  # the product of two sizes is beyond int64
         reason = str(error).splitlines()[0]
         raise CheckpointError(str(path), {"contradictions": [f"sizes: {reason}"]}) from None
