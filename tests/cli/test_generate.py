@@ -8,7 +8,8 @@ import sys
 import pytest
 
 from dspark_ext import ranges
-from dspark_ext.cli import screen
+from dspark_ext.cli import models, screen
+from dspark_ext.cli.collect import Collector
 from dspark_ext.demo import tiny
 from dspark_ext.engine import HuggingFaceTarget
 
@@ -84,6 +85,33 @@ def test_an_answer_that_fails_is_a_finding(command, tiny_pair_arguments, monkeyp
     for words in (("one",), ("one", "two", "--json")):
         status, _, error = command("generate", *words, "--compare", *tiny_pair_arguments)
         assert status == 1 and "answers ended with an error" in error
+
+
+@pytest.mark.parametrize("more", [[], ["two"]])
+def test_leaving_early_frees_what_runs(command, tiny_pair_arguments, monkeypatch, more):
+    """Ctrl-C, or a reader of the output that goes. Streams that are left open are in a cycle of
+    references when the interpreter ends, where torch aborts the process (status 134)."""
+    kept, load = [], models.load
+
+    def keep(*arguments, **options):
+        kept.append(load(*arguments, **options))
+        return kept[-1]
+
+    def interrupted(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(models, "load", keep)
+    monkeypatch.setattr(Collector, "add", interrupted)
+    status, _, error = command("generate", "one", *more, *tiny_pair_arguments)
+    assert status == 130 and "interrupted" in error
+    assert kept[0].engine.slots.available == 8
+
+
+def test_an_output_that_is_closed(command, tiny_pair_arguments, monkeypatch):
+    for more in ([], ["--json"]):
+        monkeypatch.setattr(sys, "stdout", None)
+        words = ["generate", "one", "--max-new-tokens", 2, *more, *tiny_pair_arguments]
+        assert command(*words)[0] == 0
 
 
 @pytest.mark.parametrize("more", [["--json"], []])

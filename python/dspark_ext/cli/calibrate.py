@@ -4,6 +4,7 @@ Answers the prompts with every draft verified, compares confidences with what wa
 temperature per position on a part of the requests and judges it on the rest (docs/calibration.md).
 """
 
+import contextlib
 import hashlib
 import math
 import random
@@ -87,7 +88,7 @@ def _collect(options, served, asked, log):
     collector = Collector(len(asked), served.engine.num_drafts)
     with told_of("PROMPT", ValueError):
         stream = served.engine.stream(encoded, params)
-    with log.status("Answering the prompts") as status:
+    with contextlib.closing(stream), log.status("Answering the prompts") as status:
         for event in stream:
             collector.add(event)
             finished = sum(count.finish_reason is not None for count in collector.requests)

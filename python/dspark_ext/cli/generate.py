@@ -3,6 +3,7 @@
 Without prompts it answers three built-in ones with and without DSpark and shows what was gained.
 """
 
+import contextlib
 import json
 import sys
 
@@ -41,10 +42,14 @@ def run(options) -> int:
     params = sampling.read_all(options, served, asked)
     encoded = prompts.encode(asked, served, options.raw)
     labels = [prompt.label for prompt in asked]
-    with tracing.recorded(options.trace, log):
-        collector, generation = _answer(options, served, (encoded, params, asked), plain, out, log)
-    numbers = report(generation, labels) | {"models": served.facts}
-    if options.compare and not plain and not _failed(generation):
+    with told_of("PROMPT", ValueError):
+        stream = served.engine.stream(encoded, params, speculative=not plain)
+    # Closed also where it is left early, by a reader that goes or by Ctrl-C: what is not may still
+    # be there when the interpreter ends, and torch aborts the process then.
+    with contextlib.closing(stream), tracing.recorded(options.trace, log):
+        collector = _answer(options, served, (stream, encoded, asked), plain, out, log)
+    numbers = report(stream, labels) | {"models": served.facts}
+    if options.compare and not plain and not _failed(stream):
         numbers["speedup"] = _compare(served, encoded, params, log)
     if options.report:
         with told_of("--report"), open(options.report, "w", encoding="utf-8") as file:
@@ -55,7 +60,7 @@ def run(options) -> int:
         with told_of("--plot"):
             written = plots.write(options.plot, collector)
         log.print(f"Wrote {', '.join(map(str, written))}")
-    failed = _failed(generation)
+    failed = _failed(stream)
     if failed:
         log.print(f"{failed} of {len(asked)} answers ended with an error, see above.")
     return int(failed > 0)
@@ -79,16 +84,14 @@ def _answer(options, served, work, plain: bool, out, log):
     from .collect import Collector
     from .screen import LiveTable, work_line
 
-    encoded, params, asked = work
+    stream, encoded, asked = work
     engine = served.engine
     collector = Collector(len(encoded), 0 if plain else engine.most_drafts)
-    with told_of("PROMPT", ValueError):
-        stream = engine.stream(encoded, params, speculative=not plain)
     if len(encoded) == 1 and not options.json:
         _write_as_it_comes(stream, collector, served, encoded[0], out)
         log.print(_summary(collector, stream))
         log.print(work_line(stream.stats))
-        return collector, stream
+        return collector
     table = LiveTable(log, [prompt.label for prompt in asked], collector, stream)
     with table.running():
         for event in stream:
@@ -96,7 +99,7 @@ def _answer(options, served, work, plain: bool, out, log):
             table.update()
     for prompt, output in zip(asked, stream.outputs, strict=True):
         _print_answer(options, out, prompt, output)
-    return collector, stream
+    return collector
 
 
 def _write_as_it_comes(stream, collector, served, prompt_ids, out) -> None:

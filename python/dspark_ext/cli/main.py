@@ -1,6 +1,7 @@
 """The parser of all commands, and how errors are told."""
 
 import argparse
+import os
 import sys
 import warnings
 
@@ -39,8 +40,10 @@ def main(arguments: list[str] | None = None) -> int:
     if rest:
         options.parser.error(f"unrecognized arguments: {' '.join(rest)}")
     warnings.showwarning = _show_warning
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="backslashreplace")  # of what the locale cannot write
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by whoever started this
+            setattr(sys, name, open(os.devnull, "w"))
+        getattr(sys, name).reconfigure(errors="backslashreplace")  # of what the locale cannot write
     try:
         return options.run(options) or 0
     except UserError as error:
