@@ -10,14 +10,38 @@ endif()
 set(DSPARK_TRY_SOURCE ${CMAKE_CURRENT_LIST_DIR}/try_gpu.cu)
 set(DSPARK_GPU_INCLUDES -I${CMAKE_CURRENT_SOURCE_DIR} -I${CMAKE_CURRENT_SOURCE_DIR}/csrc)
 
-# Leaves the backend out; an error where it was asked for.
+# Leaves the backend out; an error where it was asked for. To name architectures is to ask for it:
+# none is dropped in silence.
 macro(dspark_not_built backend reason)
+  set(asked "${DSPARK_${backend}_ASKED}")
   if(DSPARK_${backend} STREQUAL "ON")
-    message(FATAL_ERROR "dspark_ext: DSPARK_${backend}=ON: ${reason}. "
-                        "Use AUTO or OFF to build without (docs/install.md).")
+    set(asked "DSPARK_${backend}=ON")
+  endif()
+  if(asked)
+    message(FATAL_ERROR "dspark_ext: ${asked}: ${reason}. "
+                        "DSPARK_${backend}=OFF builds without (docs/install.md).")
   endif()
   set(DSPARK_${backend}_BUILD OFF)
   set(DSPARK_${backend}_STATE "not built: ${reason}")
+endmacro()
+
+# DSPARK_<backend>_ARCHITECTURES from the option, else the environment variable of that name, else
+# torch's (its words are in torch_list then), else as given; and _ASKED, the name of what was used.
+macro(dspark_architectures backend torch_variable)
+  set(name DSPARK_${backend}_ARCHITECTURES)
+  set(torch_list "")
+  set(DSPARK_${backend}_ASKED "")
+  if(${name})
+    set(DSPARK_${backend}_ASKED ${name})
+  elseif(NOT "$ENV{${name}}" STREQUAL "")
+    set(DSPARK_${backend}_ASKED ${name})
+    set(${name} $ENV{${name}})
+  elseif(NOT "$ENV{${torch_variable}}" STREQUAL "")
+    string(REGEX MATCHALL "[^ ;,]+" torch_list "$ENV{${torch_variable}}")
+    set(${name} ${torch_list})
+  else()
+    set(${name} ${ARGN})
+  endif()
 endmacro()
 
 # Whether a compiler command, without input and output, compiles a kernel written on the shim; puts

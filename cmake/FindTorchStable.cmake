@@ -20,6 +20,9 @@ if(NOT DSPARK_TORCH_DIR)
       break()
     endif()
   endforeach()
+elseif(NOT EXISTS "${DSPARK_TORCH_DIR}/version.py")
+  message(FATAL_ERROR "dspark_ext: DSPARK_TORCH_DIR=${DSPARK_TORCH_DIR}: expected the folder of an "
+                      "installed torch, as <site-packages>/torch; it has no version.py.")
 endif()
 
 set(torch_version "")

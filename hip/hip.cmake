@@ -1,13 +1,15 @@
 # The HIP half: any clang with the AMDGPU target, the header hip/hip_runtime_api.h and libamdhip64.
 # Included by cmake/Backends.cmake. hip/README.md tells why nothing else of ROCm is needed.
-set(DSPARK_HIP_ARCHITECTURES "gfx90a;gfx942;gfx950;gfx1100" CACHE STRING "HIP architectures")
+set(DSPARK_HIP_ARCHITECTURES "" CACHE STRING
+    "HIP architectures (default: gfx90a;gfx942;gfx950;gfx1100)")
+dspark_architectures(HIP PYTORCH_ROCM_ARCH gfx90a gfx942 gfx950 gfx1100)
 set(rocm_root /opt/rocm)
-if(DEFINED ENV{ROCM_PATH})
+if(NOT "$ENV{ROCM_PATH}" STREQUAL "")
   set(rocm_root $ENV{ROCM_PATH})
 endif()
 
 # Candidates: what the user names; else ROCm's own and the distribution's, from new to old.
-if(DEFINED ENV{HIPCXX})
+if(NOT "$ENV{HIPCXX}" STREQUAL "")
   set(candidates $ENV{HIPCXX})
 else()
   set(candidates ${rocm_root}/llvm/bin/clang++ ${rocm_root}/lib/llvm/bin/clang++)
@@ -59,6 +61,9 @@ else()
       break()
     endif()
     list(JOIN DSPARK_HIP_ARCHITECTURES "," wanted)
+    if(torch_list)  # on a machine with a compiler nothing of torch's list is dropped either
+      set(DSPARK_HIP_ASKED PYTORCH_ROCM_ARCH)
+    endif()
     if(first_error MATCHES "^no HIP compiler")
       set(first_error "${compiler} does not compile for ${wanted}: ${error}")
     endif()

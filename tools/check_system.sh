@@ -40,7 +40,8 @@ compiler=${CXX:-}
 for name in c++ g++ clang++; do
     [ -n "$compiler" ] || compiler=$(command -v "$name" || true)
 done
-if [ -z "$compiler" ] || ! command -v "$compiler" >/dev/null; then
+# CXX may have arguments: "ccache g++", "g++ -m64".
+if [ -z "$compiler" ] || ! command -v "${compiler%% *}" >/dev/null; then
     missing+=("g++")
     reasons+=("no C++ compiler${CXX:+ '$CXX'}")
 fi

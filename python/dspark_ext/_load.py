@@ -10,6 +10,9 @@ def _minimum() -> str:
     return ".".join(map(str, TORCH_MINIMUM))
 
 
+_REINSTALL_TORCH = f"install it again: pip install --force-reinstall 'torch>={_minimum()}'"
+
+
 def check_torch(version: str) -> None:
     """Raise ImportError unless `version` is a torch release that _C can run on."""
     major, minor = (int(part) for part in version.split(".")[:2])
@@ -40,6 +43,13 @@ except ModuleNotFoundError as error:
     raise ImportError(
         f"dspark_ext: torch is missing; install it with: pip install 'torch>={_minimum()}'"
     ) from None
+except OSError as error:  # one of its libraries
+    raise ImportError(f"dspark_ext: torch does not load: {error}; {_REINSTALL_TORCH}") from None
+if not hasattr(torch, "__version__"):  # a folder without code is a package too
+    raise ImportError(
+        f"dspark_ext: torch is only {torch.__spec__.origin or list(torch.__path__)}: a file of "
+        f"that name, or what an incomplete removal has left; {_REINSTALL_TORCH}"
+    )
 
 check_torch(torch.__version__)
 try:
@@ -47,6 +57,11 @@ try:
 except ImportError as error:
     _folder = pathlib.Path(__file__).parent
     raise load_error(error, torch.__version__, _folder) from None
+
+try:
+    _C.cpu_isa()
+except RuntimeError as error:  # DSPARK_CPU_ISA; an operator would say it less clearly
+    raise ImportError(f"dspark_ext: {error}") from None
 
 if torch.version.hip:  # only there is the runtime that the HIP kernels are linked with
     _C.use_hip(str(pathlib.Path(_C.__file__).parent / "_hip.so"))

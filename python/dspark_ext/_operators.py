@@ -25,6 +25,15 @@ def names() -> list[str]:
     return sorted(_OPERATORS)
 
 
+def __getattr__(name: str):
+    if name.startswith("__"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    raise AttributeError(
+        f"dspark_ext.{name}: the compiled part has no such operator, it is older than the Python "
+        "part; rebuild it with: pip install --force-reinstall --no-deps . (or make env)"
+    )
+
+
 def wrap(wrapper: Callable[[str, Callable], Callable]) -> None:
     """From now on each operator is `wrapper(name, operator)`, its variant `.out` too."""
     for name, operator in _OPERATORS.items():

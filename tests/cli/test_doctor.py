@@ -126,6 +126,24 @@ def test_the_architecture_of_an_amd_gpu_is_compared(monkeypatch, arch, status):
     assert check.status == status
 
 
+def test_a_wrong_instruction_set_and_a_broken_torch_are_findings(monkeypatch):
+    monkeypatch.setattr(
+        dspark_ext, "build_info", lambda: (_ for _ in ()).throw(ImportError("DSPARK_CPU_ISA: x"))
+    )
+    assert checks_by_name()["dspark_ext"].remedy == "unset DSPARK_CPU_ISA"
+    real_import = builtins.__import__
+
+    def broken_torch(name, *arguments, **options):
+        if name == "torch":
+            raise OSError("libcudart.so.13: cannot open shared object file")
+        return real_import(name, *arguments, **options)
+
+    checks = []
+    monkeypatch.setattr(builtins, "__import__", broken_torch)
+    assert doctor._torch(checks) is None
+    assert checks[0].status == doctor.MISSING and "--force-reinstall" in checks[0].remedy
+
+
 def test_old_torch_and_no_torch(monkeypatch):
     import torch
 

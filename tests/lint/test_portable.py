@@ -109,7 +109,8 @@ def test_contraction_is_off():
         options = re.search(r"target_compile_options\(" + re.escape(target) + r"([^)]*)\)", cmake)
         assert "${DSPARK_NUMERICS_FLAGS}" in options.group(1), target
     for path in ["CMakeLists.txt", *code_files("cmake")]:
-        assert not FAST_MATH.search(text(path)), path
+        refuses_them = str(path).endswith("cmake/CheckCompiler.cmake")
+        assert refuses_them or not FAST_MATH.search(text(path)), path
 
 
 def test_no_source_turns_fast_math_on():

@@ -166,3 +166,67 @@ def test_the_hip_library_loads_beside_any_torch():
     library = pathlib.Path(dspark_ext._C.__file__).parent / "_hip.so"
     code = f"from dspark_ext import _C; _C.use_hip({str(library)!r}); print(_C.gpu_backend())"
     assert run_python(code).stdout.strip() == "hip"
+
+
+def import_with(tmp_path, torch: dict[str, str]) -> str:
+    """The last line of `import dspark_ext` beside a torch made of these files."""
+    source = pathlib.Path(dspark_ext.__file__).parent
+    shutil.copytree(source, tmp_path / "dspark_ext", ignore=shutil.ignore_patterns("*.so"))
+    (tmp_path / "torch").mkdir()
+    for name, text in torch.items():
+        (tmp_path / "torch" / name).write_text(text)
+    result = subprocess.run(
+        [sys.executable, "-S", "-c", "import dspark_ext"],
+        env={"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    return result.stderr.strip().splitlines()[-1]
+
+
+def test_what_is_left_of_a_removed_torch_is_named(tmp_path):
+    line = import_with(tmp_path, {})
+    assert line.startswith("ImportError: dspark_ext: torch is only [") and "torch'" in line
+    assert "incomplete removal has left; install it again: pip install --force-reinst" in line
+
+
+def test_a_torch_whose_libraries_do_not_load_is_named(tmp_path):
+    code = "raise OSError('libcudart.so.13: cannot open shared object file')"
+    line = import_with(tmp_path, {"__init__.py": code})
+    assert line.startswith("ImportError: dspark_ext: torch does not load: libcudart.so.13: cannot")
+
+
+@pytest.mark.parametrize("value", ["nonsense", "AVX2"])
+def test_an_unknown_instruction_set_is_named_at_the_import(value):
+    last = run_python("import dspark_ext", DSPARK_CPU_ISA=value).stderr.strip().splitlines()[-1]
+    assert last.startswith("ImportError: dspark_ext: DSPARK_CPU_ISA: expected baseline, avx2,")
+    assert last.endswith(f"got {value}")
+
+
+def test_an_empty_choice_of_instruction_set_is_none():
+    code = "import dspark_ext; print(dspark_ext.build_info()['cpu']['pair_unit'])"
+    best = run_python(code.replace("import", "import os; del os.environ['DSPARK_CPU_ISA']; import"),
+                      DSPARK_CPU_ISA="")  # fmt: skip
+    assert run_python(code, DSPARK_CPU_ISA="").stdout == best.stdout != ""
+
+
+def test_an_operator_that_an_older_build_lacks_is_named():
+    from dspark_ext import _operators
+
+    with pytest.raises(AttributeError, match="dspark_ext.tomorrow: .* older than the Python part"):
+        _ = _operators.tomorrow
+
+
+def test_the_package_loads_twice_and_from_optimised_code():
+    code = (
+        "import importlib, sys, dspark_ext; importlib.reload(dspark_ext);"
+        "[sys.modules.pop(name) for name in list(sys.modules) if name.startswith('dspark_ext')];"
+        "from dspark_ext.cli.main import make_parser; make_parser(); print('loaded')"
+    )
+    result = run_python(code, PYTHONOPTIMIZE="2")
+    assert result.stdout.strip() == "loaded", result.stderr
+
+
+def test_types_are_declared():
+    """PEP 561; without the file checkers ignore the annotations."""
+    assert (pathlib.Path(dspark_ext.__file__).parent / "py.typed").is_file()

@@ -6,6 +6,7 @@
 #include <string>
 
 #if defined(__x86_64__)
+#include <cpuid.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
@@ -34,15 +35,43 @@ bool may_use_tiles() {
 }
 #endif
 
+#if defined(__x86_64__)
+struct Registers {
+    unsigned a = 0, b = 0, c = 0, d = 0;
+};
+// What the processor says of itself; zeros for a leaf that it does not have.
+Registers cpuid(unsigned leaf) {
+    Registers r;
+    __get_cpuid_count(leaf, 0, &r.a, &r.b, &r.c, &r.d);
+    return r;
+}
+
+// The levels of the x86-64 ABI. g++ 11 and clang 17 do not know their names yet, nor those of all
+// their parts; the builtins also tell whether the system saves the registers.
+bool has_x86_64_v3() {
+    constexpr unsigned kMovbe = 1u << 22, kF16c = 1u << 29, kLzcnt = 1u << 5;
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+           __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") &&
+           (~cpuid(1).c & (kMovbe | kF16c)) == 0 && (cpuid(0x80000001).c & kLzcnt) != 0;
+}
+bool has_x86_64_v4() {
+    return has_x86_64_v3() && __builtin_cpu_supports("avx512f") &&
+           __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512cd") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+}
+bool has_tiles() {
+    constexpr unsigned kAmxBf16 = 1u << 22, kAmxTile = 1u << 24;
+    return (~cpuid(7).d & (kAmxBf16 | kAmxTile)) == 0 && may_use_tiles();
+}
+#endif
+
 const Level& best_level() {
 #if defined(__x86_64__)
-    if (__builtin_cpu_supports("x86-64-v4")) {
+    if (has_x86_64_v4()) {
         if (!__builtin_cpu_supports("avx512bf16")) return kLevels[2];
-        const bool has_tiles =
-            __builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-bf16");
-        return has_tiles && may_use_tiles() ? kLevels[4] : kLevels[3];
+        return has_tiles() ? kLevels[4] : kLevels[3];
     }
-    if (__builtin_cpu_supports("x86-64-v3")) return kLevels[1];
+    if (has_x86_64_v3()) return kLevels[1];
 #endif
     return kLevels[0];
 }
@@ -50,7 +79,7 @@ const Level& best_level() {
 Level choose_level() {
     const Level& best = best_level();
     const char* wanted = std::getenv("DSPARK_CPU_ISA");
-    if (wanted == nullptr) return best;
+    if (wanted == nullptr || *wanted == '\0') return best;
     if (std::strcmp(wanted, kEmulated) == 0) {
         return {kEmulated, best.isa, PairUnit::kEmulatedTiles};
     }

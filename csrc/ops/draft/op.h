@@ -64,14 +64,8 @@ struct Operators {
         const Tensor& seeds, const Tensor& positions, const OptionalTensor& d2t, int64_t num_drafts,
         int64_t vocab_size, bool exact) {
         const Call op = call("markov_sample", "base_logits", base_logits);
-        const MarkovInputs in = {dense(base_logits),
-                                 dense(anchor),
-                                 dense(w1),
-                                 dense(w2),
-                                 head,
-                                 dense(hidden),
-                                 dense(head_weight),
-                                 dense(head_bias),
+        const MarkovInputs in = {{dense(base_logits), dense(anchor), dense(w1), dense(w2), head,
+                                  dense(hidden), dense(head_weight), dense(head_bias)},
                                  method,
                                  dense(temperature),
                                  dense(seeds),

