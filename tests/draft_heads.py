@@ -2,7 +2,10 @@
 
 import contextlib
 import dataclasses
+import errno
+import pathlib
 
+import pytest
 import torch
 
 from dspark_ext import draft_head
@@ -136,3 +139,17 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+def check_full_disk(monkeypatch, path: pathlib.Path, save) -> None:
+    """`save(path)` fails half way, and leaves the file that was there and nothing beside it."""
+    before = path.read_bytes()
+
+    def full(tensors, file, metadata):
+        pathlib.Path(file).write_bytes(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("safetensors.torch.save_file", full)
+    with pytest.raises(OSError, match="No space left"):
+        save(path)
+    assert path.read_bytes() == before and list(path.parent.iterdir()) == [path]

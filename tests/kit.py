@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 
 import torch
@@ -85,3 +86,13 @@ def random_batch(generator, num_drafts, vocab: int, width: int, dtype=torch.floa
     draft = (torch.randn(batch, width, vocab, generator=generator) * scale).to(dtype)
     ids = torch.randint(0, vocab, (batch, width), generator=generator)
     return target, ids, draft
+
+
+@contextlib.contextmanager
+def default_dtype(dtype: torch.dtype):
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)

@@ -1,10 +1,10 @@
 """Files of the compact head: written and read back, and what is wrong with them is one error."""
 
 import dataclasses
-import errno
 import json
 import pathlib
 
+import draft_heads
 import pytest
 import torch
 from safetensors import safe_open
@@ -176,16 +176,7 @@ def test_a_config_beside_the_one_in_the_header_is_refused(changed):
 def test_a_full_disk_leaves_the_file_before(tmp_path, monkeypatch):
     path, head = tmp_path / "head.safetensors", load_draft_head(FILE)
     head.save(path)
-    before = path.read_bytes()
-
-    def full(tensors, file, metadata):
-        pathlib.Path(file).write_bytes(b"half")
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr("safetensors.torch.save_file", full)
-    with pytest.raises(OSError, match="No space left"):
-        head.save(path)
-    assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
+    draft_heads.check_full_disk(monkeypatch, path, head.save)
 
 
 def test_the_ledger_of_a_file_and_of_its_head():

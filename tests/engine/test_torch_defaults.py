@@ -1,10 +1,9 @@
 """What an engine makes on the host, and on its device, does not follow torch's default device and
 dtype: a program that puts new tensors on a GPU by default has engines on a CPU too."""
 
-from contextlib import contextmanager
-
 import pytest
 import torch
+from kit import default_dtype
 from random_models import served_model
 from table_models import TableDrafter, TableTarget, table
 
@@ -30,16 +29,6 @@ PARAMS = [
     SamplingParams(top_p=0.9, max_new_tokens=12, repetition_penalty=1.2, logprobs=2, seed=2),
     SamplingParams(allowed_token_ids=(0, 1), max_new_tokens=5, frequency_penalty=0.1, seed=3),
 ]
-
-
-@contextmanager
-def default_dtype(dtype: torch.dtype):
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 def elsewhere(what: str):

@@ -1,22 +1,10 @@
 """Functions on the host do not follow torch's default device and dtype."""
 
-from contextlib import contextmanager
-
 import pytest
 import torch
+from kit import default_dtype
 
 from dspark_ext import calibration, formats, verify
-
-
-@contextmanager
-def default_dtype(dtype: torch.dtype):
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
-
 
 GENERATOR = torch.Generator().manual_seed(3)
 LOGITS = torch.randn(60, 3, generator=GENERATOR)

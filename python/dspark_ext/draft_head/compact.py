@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from . import compact_files
-from .config import ConfigError
+from .config import ConfigError, check_attention_heads
 from .config_files import fits_type
 
 FORMAT = compact_files.FORMAT
@@ -80,13 +80,7 @@ class CompactDraftHeadConfig:
         ):
             if getattr(self, name) > most:
                 findings.append(f"{name}: expected at most {most}, got {getattr(self, name)}")
-        if self.num_attention_heads % self.num_key_value_heads:
-            findings.append(
-                f"num_attention_heads {self.num_attention_heads} is no multiple of "
-                f"num_key_value_heads {self.num_key_value_heads}"
-            )
-        if self.head_dim % 2:
-            findings.append(f"head_dim: expected an even number, got {self.head_dim}")
+        check_attention_heads(self, findings)
         if findings:
             raise ConfigError("draft head config (compact): " + "; ".join(findings))
 

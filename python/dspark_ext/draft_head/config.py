@@ -191,6 +191,17 @@ class DeepSeekDraftConfig(DraftHeadConfig):
             findings.append("weight_block_size: needed by the format fp8_e4m3")
 
 
+def check_attention_heads(config, findings: list[str]) -> None:
+    """Of heads that rotate halves and share keys and values in groups."""
+    if config.num_attention_heads % config.num_key_value_heads:
+        findings.append(
+            f"num_attention_heads {config.num_attention_heads} is no multiple of "
+            f"num_key_value_heads {config.num_key_value_heads}"
+        )
+    if config.head_dim % 2:
+        findings.append(f"head_dim: expected an even number, got {config.head_dim}")
+
+
 @dataclass(frozen=True, kw_only=True)
 class DenseDraftConfig(DraftHeadConfig):
     """DeepSpec's drafts for Qwen3 and Gemma4 targets, under DeepSpec's names.
@@ -252,13 +263,7 @@ class DenseDraftConfig(DraftHeadConfig):
     def _check_together(self, findings: list[str]) -> None:
         if self.flavour not in DENSE_FLAVOURS:
             findings.append(f"flavour: expected one of {DENSE_FLAVOURS}, got {self.flavour!r}")
-        if self.num_attention_heads % self.num_key_value_heads:
-            findings.append(
-                f"num_attention_heads {self.num_attention_heads} is no multiple of "
-                f"num_key_value_heads {self.num_key_value_heads}"
-            )
-        if self.head_dim % 2:
-            findings.append(f"head_dim: expected an even number, got {self.head_dim}")
+        check_attention_heads(self, findings)
         if self.draft_vocab_size > self.vocab_size:
             findings.append(
                 f"draft_vocab_size {self.draft_vocab_size} exceeds vocab_size {self.vocab_size}"
