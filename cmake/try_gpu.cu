@@ -14,7 +14,8 @@ void try_kernel(TryArgs args) {
     using Shared = SharedArray<double, 256>;
     DSPARK_SHARED(Shared, shared);
     const Bytes16 bytes = load16(args.in, 16 * int64_t{thread_idx()});
-    shared[thread_idx()] = shuffle_xor<W>(static_cast<double>(bytes.word[0]), 1);
+    const Bytes16 once = load16_once(args.in, 16 * int64_t{thread_idx()});
+    shared[thread_idx()] = shuffle_xor<W>(static_cast<double>(bytes.word[0] + once.word[1]), 1);
     sync_block();
     global_cast<double>(args.out)[thread_idx()] = shared[255 - thread_idx()];
 }

@@ -119,8 +119,11 @@ DSPARK_DEVICE Bytes16 load16(Global<const void> p, int64_t byte_offset) {
     return out;
 }
 // Marked to leave the second-level cache first as well, so that results stay there which the next
-// launch reads.
+// launch reads; by instructions that begin with sm_80.
 DSPARK_DEVICE Bytes16 load16_once(Global<const void> p, int64_t byte_offset) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+    return load16(p, byte_offset);
+#else
     uint64_t policy;
     asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
     Bytes16 out;
@@ -128,6 +131,7 @@ DSPARK_DEVICE Bytes16 load16_once(Global<const void> p, int64_t byte_offset) {
         : "=r"(out.word[0]), "=r"(out.word[1]), "=r"(out.word[2]), "=r"(out.word[3])
         : "l"(static_cast<const char*>(p) + byte_offset), "l"(policy));
     return out;
+#endif
 }
 DSPARK_DEVICE void store16(Global<void> p, int64_t byte_offset, Bytes16 value) {
     *reinterpret_cast<uint4*>(static_cast<char*>(p) + byte_offset) =

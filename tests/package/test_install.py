@@ -132,7 +132,7 @@ def test_pip_installs_br054(make_environment, repository, tmp_path, how):
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
     result = run(python, "-c", CHECK, cwd=tmp_path, PYTHONPATH="")
     assert result.returncode == 0, result.stderr
-    _, ids, file = result.stdout.rsplit(maxsplit=2)
+    _, ids, file = result.stdout.strip().split(" ", 2)
     assert ids == "[2]"
     expected = repository if how == "editable" else tmp_path
     assert pathlib.Path(file).is_relative_to(expected)

@@ -1,6 +1,7 @@
 """What CMake decides by compiler, variables and lists: its files alone, compilers that pretend."""
 
 import re
+import shutil
 import subprocess
 import sys
 
@@ -161,3 +162,18 @@ def test_a_compiler_may_have_arguments(repository):
     done = subprocess.run(check, env={"PATH": "/usr/bin:/bin", "CXX": "env g++"}, text=True,
                           capture_output=True)  # fmt: skip
     assert "g++" not in done.stdout and done.returncode == 0
+
+
+def test_kernels_compile_for_gpus_before_ours(repository, tmp_path):
+    """Torch's list often begins with 7.5, which has neither matrix units for bfloat16 nor marks for
+    its second-level cache."""
+    nvcc = shutil.which("nvcc")
+    if nvcc is None:
+        pytest.skip("nvcc is not on PATH")
+    given = ["-arch=sm_75", "-cubin", "-std=c++17", "-DDSPARK_ISA=cuda", "-I.", "-Icsrc"]
+    command = [nvcc, *given, "-include", "backends/cuda.h", "cmake/try_gpu.cu"]
+    command += ["-o", tmp_path / "try_gpu.cubin"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=repository)
+    if "Unsupported gpu architecture" in done.stderr:
+        pytest.skip(f"{nvcc} does not know sm_75 any more")
+    assert done.returncode == 0, done.stderr
