@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from . import _operators as _ops
-from ._parameters import floats, integers
+from . import _parameters
 
 if TYPE_CHECKING:
     from .draft import RowStatistics
@@ -75,10 +75,10 @@ def _law(op: str, logits: Tensor, rows: Tensor, temperature, top_k, top_p, min_p
     """The parameters of a law as the op takes them, one entry per row of `rows`."""
     shape, device = rows.shape[:1], logits.device
     return (
-        floats(op, "temperature", temperature, shape, device),
-        None if top_k is None else integers(op, "top_k", top_k, shape, device),
-        None if top_p is None else floats(op, "top_p", top_p, shape, device),
-        None if min_p is None else floats(op, "min_p", min_p, shape, device),
+        _parameters.floats(op, "temperature", temperature, shape, device),
+        None if top_k is None else _parameters.integers(op, "top_k", top_k, shape, device),
+        None if top_p is None else _parameters.floats(op, "top_p", top_p, shape, device),
+        None if min_p is None else _parameters.floats(op, "min_p", min_p, shape, device),
     )
 
 
@@ -158,7 +158,9 @@ def rejection_sample(
     shape, device = ids.shape[:1], logits.device
     temperature, *filters = _law(op, logits, ids, temperature, top_k, top_p, min_p)
     if draft_temperature is not None:
-        draft_temperature = floats(op, "draft_temperature", draft_temperature, shape, device)
+        draft_temperature = _parameters.floats(
+            op, "draft_temperature", draft_temperature, shape, device
+        )
     arguments = (
         logits,
         ids,
@@ -169,8 +171,8 @@ def rejection_sample(
         temperature,
         draft_temperature,
         *filters,
-        integers(op, "seeds", seeds, shape, device),
-        integers(op, "positions", positions, shape, device),
+        _parameters.integers(op, "seeds", seeds, shape, device),
+        _parameters.integers(op, "positions", positions, shape, device),
         synthetic_acceptance_rates,
         uniforms,
         [] if draft_statistics is None else list(draft_statistics),
@@ -251,11 +253,11 @@ def sample(
     arguments = (
         logits,
         *_law(op, logits, logits, temperature, top_k, top_p, min_p),
-        integers(op, "seeds", seeds, shape, device),
-        integers(op, "positions", positions, shape, device),
+        _parameters.integers(op, "seeds", seeds, shape, device),
+        _parameters.integers(op, "positions", positions, shape, device),
         stream,
         uniforms,
-        None if slots is None else integers(op, "slots", slots, shape, device),
+        None if slots is None else _parameters.integers(op, "slots", slots, shape, device),
     )
     if out is None:
         return SampleOutput(*_ops.sample(*arguments))
@@ -292,7 +294,7 @@ def block_acceptance(
     op, ids, logits = "block_acceptance", draft_token_ids, target_logits
     temperature, *filters = _law(op, logits, ids, temperature, top_k, top_p, min_p)
     if draft_temperature is not None:
-        draft_temperature = floats(
+        draft_temperature = _parameters.floats(
             op, "draft_temperature", draft_temperature, ids.shape[:1], logits.device
         )
     return BlockAcceptance(

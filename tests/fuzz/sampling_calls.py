@@ -124,7 +124,7 @@ def rejection_sample_out(source: Source) -> Call:
     out = sampling.rejection_sample(**arguments)
     out = sampling.RejectionOutput(*(torch.full_like(t, 77) for t in out))
     if source.chance(0.3):
-        out = out._replace(logprobs=None)
+        out, arguments["return_logprobs"] = out._replace(logprobs=None), False
     return call._replace(arguments=arguments | {"out": out}, writes=("out",))
 
 

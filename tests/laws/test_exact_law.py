@@ -176,7 +176,7 @@ def test_token_decisions_switch_at_p_over_q(chain, source):
         first_dead = torch.where(possible.all(1), chain.num_drafts, possible.int().argmin(1))
         uniforms[:, i] = (thresholds[:, i] - MARGIN).clamp(min=0)
         above = num_accepted(target, ids, draft, uniforms, "token")
-        uniforms[:, i] = thresholds[:, i] + MARGIN
+        uniforms[:, i] = (thresholds[:, i] + MARGIN).clamp(max=1)
         below = num_accepted(target, ids, draft, uniforms, "token")
         # A later draft with p > q is accepted even by a uniform of 1.
         reached = first_dead > i

@@ -12,7 +12,7 @@ OWNERS = {
     "torch": "PyTorch",
 }
 # Of the compiler and the C library.
-SYSTEM = {"dlfcn.h", "immintrin.h", "sanitizer", "sys", "ucontext.h", "unistd.h"}
+SYSTEM = {"cpuid.h", "dlfcn.h", "immintrin.h", "sanitizer", "sys", "ucontext.h", "unistd.h"}
 
 
 def included(repository) -> set[str]:
