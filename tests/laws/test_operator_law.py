@@ -151,6 +151,19 @@ class World:
         return given
 
 
+def is_told(case, i, greedy) -> bool:
+    """Whether the law after i accepted drafts is more than rounding.
+
+    A lossless rule rejects about as often as there is residual mass, which hides the rounding of a
+    small one. Synthetic rates reject where nothing is left of p - q too.
+    """
+    if i == len(case.ids) or greedy or not 0 <= case.ids[i] < case.rows.shape[1]:
+        return True
+    if case.q is None:
+        return 1 - case.laws[i][case.ids[i]] > 1e-9
+    return np.maximum(case.laws[i] - case.q[i], 0).sum() > 0.1
+
+
 def check_world(seed):
     rng = np.random.default_rng(seed)
     try:
@@ -168,6 +181,9 @@ def check_world(seed):
         count = len(case.ids) + 1
         np.testing.assert_allclose(chance[:count], exact, atol=RULE_MARGIN, err_msg=what)
         joint, expected = chance[:count, None] * final[:count], exact[:, None] * exact_finals
+        if world.method == "synthetic":
+            told = [is_told(case, i, world.greedy) for i in range(count)]
+            joint, expected = joint[told], expected[told]
         np.testing.assert_allclose(joint, expected, atol=RULE_MARGIN, err_msg=what)
     if world.method == "synthetic":
         return
