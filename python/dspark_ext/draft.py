@@ -128,7 +128,6 @@ def markov_sample(
     op = "markov_sample"
     _check_dim(op, "base_logits", base_logits, ("B", "K", "V_draft"))
     _check_dim(op, "w1", w1, ("V", "r"))
-    shape, device = base_logits.shape[:1], base_logits.device
     _, num_rows, width = base_logits.shape
     if num_drafts is None:
         num_drafts = num_rows
@@ -144,9 +143,9 @@ def markov_sample(
         head_weight,
         head_bias,
         method,
-        floats(op, "temperature", temperature, shape, device),
-        integers(op, "seeds", seeds, shape, device),
-        integers(op, "positions", positions, shape, device),
+        floats(op, "temperature", temperature, base_logits, base_logits),
+        integers(op, "seeds", seeds, base_logits, base_logits),
+        integers(op, "positions", positions, base_logits, base_logits),
         None if d2t is None else as_int64(op, "d2t", d2t),
         num_drafts,
         vocab_size,
@@ -232,7 +231,7 @@ def row_statistics(logits: torch.Tensor, temperature: torch.Tensor | float) -> R
     Source: docs/numerics.md, sections 1 to 3.
     """
     _check_dim("row_statistics", "logits", logits, ("N", "V"))
-    heat = floats("row_statistics", "temperature", temperature, logits.shape[:1], logits.device)
+    heat = floats("row_statistics", "temperature", temperature, logits, logits)
     statistics = _ops.row_statistics(logits, heat)
     # On a CPU the operator has refused what would become NaN; what is left is the sign of a zero.
     drawn = heat.abs() if heat.is_cpu else _drawn_temperature(heat)
@@ -268,15 +267,14 @@ def draw_shard(
     """
     op = "draw_shard"
     _check_dim(op, "logits", logits, ("N", "width"))
-    shape, device = logits.shape[:1], logits.device
     return _ops.draw_shard(
         logits,
         first_tile,
         statistics.tile_max,
         statistics.tile_sum,
         statistics.temperature,
-        integers(op, "seeds", seeds, shape, device),
-        integers(op, "positions", positions, shape, device),
+        integers(op, "seeds", seeds, logits, logits),
+        integers(op, "positions", positions, logits, logits),
         slot,
     )
 

@@ -202,18 +202,18 @@ class MarkovShards:
             )
         if method not in ("probabilistic", "greedy"):
             _fail("method", f"expected probabilistic or greedy, got {method}")
-        op, shape = "MarkovShards", base_logits.shape[:1]
+        op = "MarkovShards"
         batch, steps = base_logits.shape[:2]
         steps = steps if num_drafts is None else num_drafts
         if not 0 <= steps <= base_logits.shape[1]:
             _fail("num_drafts", f"expected 0 to K={base_logits.shape[1]}, got {steps}")
         _check_dim(op, "w1", w1, ("V", "r"))
         device = base_logits.device
-        heat = floats(op, "temperature", temperature, shape, device)
+        heat = floats(op, "temperature", temperature, base_logits, base_logits)
         if method == "greedy":  # what is out of range stays so
             heat = heat.masked_fill(~_drawn_temperature(heat).isnan(), 0.0)
-        seeds = integers(op, "seeds", seeds, shape, device)
-        positions = integers(op, "positions", positions, shape, device)
+        seeds = integers(op, "seeds", seeds, base_logits, base_logits)
+        positions = integers(op, "positions", positions, base_logits, base_logits)
         ids = torch.empty(batch, steps, dtype=torch.int64, device=device)
         logits = base_logits.new_empty(batch, steps, self.width)
         embeds = w1.new_empty(batch, steps, w1.shape[1])

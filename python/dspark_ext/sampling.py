@@ -29,7 +29,8 @@ import torch
 from torch import Tensor
 
 from . import _operators as _ops
-from . import _parameters
+from ._parameters import floats as _floats
+from ._parameters import integers as _integers
 
 if TYPE_CHECKING:
     from .draft import RowStatistics
@@ -73,12 +74,11 @@ class BlockAcceptance(NamedTuple):
 
 def _law(op: str, logits: Tensor, rows: Tensor, temperature, top_k, top_p, min_p) -> tuple:
     """The parameters of a law as the op takes them, one entry per row of `rows`."""
-    shape, device = rows.shape[:1], logits.device
     return (
-        _parameters.floats(op, "temperature", temperature, shape, device),
-        None if top_k is None else _parameters.integers(op, "top_k", top_k, shape, device),
-        None if top_p is None else _parameters.floats(op, "top_p", top_p, shape, device),
-        None if min_p is None else _parameters.floats(op, "min_p", min_p, shape, device),
+        _floats(op, "temperature", temperature, rows, logits),
+        None if top_k is None else _integers(op, "top_k", top_k, rows, logits),
+        None if top_p is None else _floats(op, "top_p", top_p, rows, logits),
+        None if min_p is None else _floats(op, "min_p", min_p, rows, logits),
     )
 
 
@@ -155,12 +155,9 @@ def rejection_sample(
         tensor([[2, 2]])
     """
     op, ids, logits = "rejection_sample", draft_token_ids, target_logits
-    shape, device = ids.shape[:1], logits.device
     temperature, *filters = _law(op, logits, ids, temperature, top_k, top_p, min_p)
     if draft_temperature is not None:
-        draft_temperature = _parameters.floats(
-            op, "draft_temperature", draft_temperature, shape, device
-        )
+        draft_temperature = _floats(op, "draft_temperature", draft_temperature, ids, logits)
     arguments = (
         logits,
         ids,
@@ -171,8 +168,8 @@ def rejection_sample(
         temperature,
         draft_temperature,
         *filters,
-        _parameters.integers(op, "seeds", seeds, shape, device),
-        _parameters.integers(op, "positions", positions, shape, device),
+        _integers(op, "seeds", seeds, ids, logits),
+        _integers(op, "positions", positions, ids, logits),
         synthetic_acceptance_rates,
         uniforms,
         [] if draft_statistics is None else list(draft_statistics),
@@ -249,15 +246,15 @@ def sample(
         >>> sample(torch.tensor([[0.0, 3.0]]), temperature=0.0, seeds=1, positions=0)
         SampleOutput(ids=tensor([1]), logprobs=tensor([0.]))
     """
-    op, shape, device = "sample", logits.shape[:1], logits.device
+    op = "sample"
     arguments = (
         logits,
         *_law(op, logits, logits, temperature, top_k, top_p, min_p),
-        _parameters.integers(op, "seeds", seeds, shape, device),
-        _parameters.integers(op, "positions", positions, shape, device),
+        _integers(op, "seeds", seeds, logits, logits),
+        _integers(op, "positions", positions, logits, logits),
         stream,
         uniforms,
-        None if slots is None else _parameters.integers(op, "slots", slots, shape, device),
+        None if slots is None else _integers(op, "slots", slots, logits, logits),
     )
     if out is None:
         return SampleOutput(*_ops.sample(*arguments))
@@ -294,9 +291,7 @@ def block_acceptance(
     op, ids, logits = "block_acceptance", draft_token_ids, target_logits
     temperature, *filters = _law(op, logits, ids, temperature, top_k, top_p, min_p)
     if draft_temperature is not None:
-        draft_temperature = _parameters.floats(
-            op, "draft_temperature", draft_temperature, ids.shape[:1], logits.device
-        )
+        draft_temperature = _floats(op, "draft_temperature", draft_temperature, ids, logits)
     return BlockAcceptance(
         *_ops.block_acceptance(
             logits,
